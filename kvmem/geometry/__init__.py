@@ -1,0 +1,29 @@
+"""Facts about bytes: fields, rope, topology, envelopes, groups, budget terms.
+
+The first floor. Frozen, hashable dataclasses and arithmetic on them; no jax.
+"""
+
+from kvmem.geometry import envelope, rope
+from kvmem.geometry.envelope import Entry, Envelope
+from kvmem.geometry.fields import DTYPES, Field, LayerSpec, np_dtype
+from kvmem.geometry.groups import LifecycleGroup, group_layers
+from kvmem.geometry.rope import Rope
+from kvmem.geometry.terms import Term
+from kvmem.geometry.topology import HeadShard, Topology
+
+__all__ = [
+    "DTYPES",
+    "Entry",
+    "Envelope",
+    "Field",
+    "HeadShard",
+    "LayerSpec",
+    "LifecycleGroup",
+    "Rope",
+    "Term",
+    "Topology",
+    "envelope",
+    "group_layers",
+    "np_dtype",
+    "rope",
+]
