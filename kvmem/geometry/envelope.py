@@ -7,8 +7,8 @@ order is a line of axis names, outermost first, so every order is one call of `b
     build(group, Topology(tp=3), rank=1, order="layer head field token")
     # page [L, h, K/V, T, D]: one entry a (layer, head, field), whole rows of T * D
 
-Offsets, strides and the page's size are multiples of 16 bytes, padding included, and are
-equal on every rank of a topology: only `head0` differs.
+Offsets, strides and the page's size are multiples of 16 bytes, padding included, and
+are equal on every rank of a topology: only `head0` differs.
 """
 
 import dataclasses
@@ -119,9 +119,9 @@ def build(
 ) -> Envelope:
     """Return the envelope of `group` on one rank.
 
-    A row is the unit that stays contiguous for one slot: all local heads of a field where
-    "head" is the innermost axis, else one head. Rows are laid down in the order of the
-    axes, each padded to 16 bytes.
+    A row is the unit that stays contiguous for one slot: all local heads of a field
+    where "head" is the innermost axis, else one head. Rows are laid down in the order
+    of the axes, each padded to 16 bytes.
 
     Raises:
         ConfigError: unknown order or a rank outside the topology.

@@ -1,11 +1,12 @@
 """Layers and their fields: what a model keeps of one token.
 
-A `LayerSpec` is the public fact about one layer of cache; `fields` expands it to the rows
-that are stored, in declared order (k before v). Everything that says how many bytes a
-token costs is a sum over fields: there is no second formula.
+A `LayerSpec` is the public fact about one layer of cache; `fields` expands it to the
+rows that are stored, in declared order (k before v). Everything that says how many
+bytes a token costs is a sum over fields: there is no second formula.
 
     LayerSpec("layers.0", 0, kv_heads=3, head_dim=64).fields
-    # (Field(layer='layers.0', name='k', heads=3, head_nbytes=256, dtype='float32'), v...)
+    # (Field(layer='layers.0', name='k', heads=3, head_nbytes=256, dtype='float32'),
+    # v...)
 """
 
 import dataclasses
@@ -73,7 +74,8 @@ class LayerSpec:
         name: the layer's name, unique in the model.
         index: its numeric place; records and pages are ordered by it.
         kind: "gqa" (keys and values a head).
-        kv_heads, head_dim, v_head_dim: heads and elements a row (v_head_dim None: equal).
+        kv_heads, head_dim, v_head_dim: heads and elements a row (v_head_dim None:
+            equal).
         dtype: a key of `DTYPES`.
         rope: how keys were rotated before they were stored; None: not rotated.
         window, sinks: sliding window and kept first tokens; None: full attention.

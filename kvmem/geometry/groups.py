@@ -1,9 +1,9 @@
 """Lifecycle groups: layers whose pages live and die together.
 
 A group is what gets pages: its layers share one block table, one page size and one rule
-of life. The token record of a group is, for each layer in numeric order, for each head in
-global order, for each field in declared order, that head's bytes: little-endian, without
-padding, and independent of topology, page size and page order.
+of life. The token record of a group is, for each layer in numeric order, for each head
+in global order, for each field in declared order, that head's bytes: little-endian,
+without padding, and independent of topology, page size and page order.
 
     (group,) = group_layers(layers, page_size=16)
     group.record_nbytes        # bytes of one token, every head once

@@ -1,9 +1,10 @@
 """Rope facts: how the keys of a layer were rotated, as data.
 
-A key is stored after its rotation, so what its bytes mean depends on these facts, and the
-format id covers every one of them. They are declared, never inferred from a shape.
+A key is stored after its rotation, so what its bytes mean depends on these facts, and
+the format id covers every one of them. They are declared, never inferred from a shape.
 
-    Rope(theta=100_000.0).inverse_frequencies(64)   # f64[32], pair i turns by pos * f[i]
+    Rope(theta=100_000.0).inverse_frequencies(64)   # f64[32], pair i turns by pos *
+    f[i]
 
 Styles: "half" pairs dim i with dim i + width/2; "interleaved" pairs 2i with 2i + 1.
 """
@@ -24,10 +25,10 @@ _STYLES = ("half", "interleaved")
 class Rope:
     """How one field's rows are rotated by position.
 
-    `offset` and `width` bound the rotated window inside a row, in elements; `width=None`
-    means up to the end of the row. `frequencies`, when given, replaces the geometric
-    series of `theta` (radians a position, one a pair). `magnitude` multiplies the rotated
-    window (YaRN's attention factor).
+    `offset` and `width` bound the rotated window inside a row, in elements;
+    `width=None` means up to the end of the row. `frequencies`, when given, replaces the
+    geometric series of `theta` (radians a position, one a pair). `magnitude` multiplies
+    the rotated window (YaRN's attention factor).
     """
 
     theta: float = 10_000.0
@@ -91,10 +92,11 @@ def llama3(
 ) -> Rope:
     """Return Llama 3.1's banded scaling of the frequencies.
 
-    Wavelengths beyond original_max_position / low_freq_factor are stretched by `factor`,
-    those below original_max_position / high_freq_factor are kept, and between the two the
-    frequency is blended linearly in original_max_position / wavelength. Source: the
-    `rope_scaling` block ("rope_type": "llama3") of Llama 3.1's public config.json.
+    Wavelengths beyond original_max_position / low_freq_factor are stretched by
+    `factor`, those below original_max_position / high_freq_factor are kept, and between
+    the two the frequency is blended linearly in original_max_position / wavelength.
+    Source: the `rope_scaling` block ("rope_type": "llama3") of Llama 3.1's public
+    config.json.
     """
     freqs = Rope(theta).inverse_frequencies(width)
     turns = original_max_position * freqs / (2 * math.pi)

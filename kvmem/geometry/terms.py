@@ -18,7 +18,8 @@ class Term:
     Args:
         name: what the bytes are.
         owner: who allocates them ("target", "draft", ...).
-        bytes_per_token: bytes a rank keeps for each row of its target pool, replicas and
+        bytes_per_token: bytes a rank keeps for each row of its target pool, replicas
+            and
             padding included.
         fixed_bytes: bytes owed before the first token.
         replicas: on how many head shards each byte stands.

@@ -1,8 +1,9 @@
 """Topology: how many ranks share the cache, and which heads each of them holds.
 
 `tp` counts head shards and `dcp` token shards; a rank is tp_index * dcp + dcp_index.
-The law: every head has at least one holder, every holder of a head keeps equal bytes, and
-a size that would leave a head without a whole owner is refused with the sizes that work.
+The law: every head has at least one holder, every holder of a head keeps equal bytes,
+and a size that would leave a head without a whole owner is refused with the sizes that
+work.
 
     Topology(tp=9).shard(field_of_3_heads, rank=4)    # HeadShard(start=1, count=1)
 
@@ -66,7 +67,7 @@ class Topology:
         return max(1, self.tp // field.heads)
 
     def shard(self, field: Field, rank: int) -> HeadShard:
-        """Return the global heads of `field` that `rank` holds (a replicated row: 0, 1)."""
+        """Return the global heads of `field` that `rank` holds."""
         self.require(field)
         if field.heads == 0:
             return HeadShard(0, 1)
