@@ -1,0 +1,201 @@
+"""Real models from GGUF files: metadata, tensors and tokenizer of the llama family.
+
+Law: what comes out is what Hugging Face transformers would hold in float32: the same
+names, `[out, in]` layout, and q and k rows in half-split order. llama.cpp stores those
+rows permuted for an interleaved rope; they are un-permuted here, once, so that nothing
+above knows about it and stored keys mean the same for every source of weights.
+
+    model = load("SmolLM2-135M-Instruct.Q4_1.gguf")
+    model.params["model.layers.0.self_attn.k_proj.weight"].shape      # (192, 576)
+"""
+
+import concurrent.futures
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from kvmem import geometry
+from kvmem.errors import FormatMismatch, say
+from kvmem.model import gguf_tokenizer
+from kvmem.model.loaded import LoadedModel
+from kvmem.model.spec import ModelSpec
+
+__all__ = ["load"]
+
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_INNER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1 scaling, one divisor a frequency
+
+
+def load(path: Path | str) -> LoadedModel:
+    """Read a GGUF file of architecture "llama", dequantised to float32.
+
+    Raises:
+        FormatMismatch: not a GGUF file, another architecture, or a feature that this
+            decoder does not compute.
+    """
+    path = Path(path)
+    reader = _open(path)
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+    _require_llama(metadata, path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    factors = tensors.pop(_ROPE_FACTORS, None)
+    spec = _spec(
+        metadata,
+        tied="output.weight" not in tensors,
+        factors=None if factors is None else _dequantise(factors),
+        name=metadata.get("general.name", path.stem),
+    )
+    params = _params(tensors, spec)
+    spec.require({name: array.shape for name, array in params.items()}, str(path))
+    tokenizer = gguf_tokenizer.build(metadata)
+    return LoadedModel(spec, params, tokenizer, str(path))
+
+
+def _open(path: Path) -> gguf.GGUFReader:
+    """Open a file, or say why it is no GGUF file."""
+    try:
+        return gguf.GGUFReader(path)
+    except (ValueError, KeyError, IndexError) as error:
+        raise FormatMismatch(
+            say(
+                f"reading {path} as GGUF", str(error), "Give a whole GGUF file, v2 or 3"
+            )
+        ) from error
+
+
+def _require_llama(metadata: Mapping[str, Any], path: Path) -> None:
+    """Refuse what this decoder does not compute, all reasons at once."""
+    architecture = metadata.get("general.architecture")
+    faults = []
+    if architecture != "llama":
+        faults.append(f"general.architecture is {architecture!r}, not 'llama'")
+    for key in ("llama.expert_count", "llama.attention.sliding_window"):
+        if metadata.get(key):
+            faults.append(f"{key} is {metadata[key]}, not 0")
+    scaling = metadata.get("llama.rope.scaling.type", "none")
+    if scaling not in ("none", "linear"):
+        faults.append(f"llama.rope.scaling.type is {scaling!r}, not none or linear")
+    if isinstance(metadata.get("llama.attention.head_count_kv"), list):
+        faults.append("llama.attention.head_count_kv differs between layers")
+    if faults:
+        raise FormatMismatch(
+            say(
+                f"the model in {path}",
+                f"kvmem computes plain llama decoders only: {'; '.join(faults)}",
+                "Use a GGUF file of a Llama, Mistral or SmolLM model, or a checkpoint "
+                "directory of a supported architecture",
+            )
+        )
+
+
+def _spec(
+    metadata: Mapping[str, Any], tied: bool, factors: np.ndarray | None, name: str
+) -> ModelSpec:
+    """Make the facts of the decoder from the declared keys."""
+    heads = metadata["llama.attention.head_count"]
+    hidden = metadata["llama.embedding_length"]
+    head_dim = metadata.get("llama.attention.key_length", hidden // heads)
+    return ModelSpec(
+        name=name,
+        hidden=hidden,
+        mlp=metadata["llama.feed_forward_length"],
+        layers=metadata["llama.block_count"],
+        heads=heads,
+        kv_heads=metadata.get("llama.attention.head_count_kv", heads),
+        head_dim=head_dim,
+        vocab=len(metadata["tokenizer.ggml.tokens"]),
+        norm_eps=_shortest(metadata["llama.attention.layer_norm_rms_epsilon"]),
+        tie_embeddings=tied,
+        max_position=metadata["llama.context_length"],
+        rope=_rope(metadata, head_dim, factors),
+        bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
+        eos_ids=gguf_tokenizer.eos_ids(metadata),
+    )
+
+
+def _rope(
+    metadata: Mapping[str, Any], head_dim: int, factors: np.ndarray | None
+) -> geometry.Rope:
+    """Make the rope facts; keys are half-split once rows are un-permuted."""
+    width = metadata.get("llama.rope.dimension_count", head_dim)
+    if width != head_dim:
+        raise FormatMismatch(
+            say(
+                f"a rope over {width} of {head_dim} elements",
+                "this decoder rotates whole heads",
+                "Use a model with llama.rope.dimension_count = head_dim",
+            )
+        )
+    theta = _shortest(metadata.get("llama.rope.freq_base", 10_000.0))
+    if metadata.get("llama.rope.scaling.type", "none") == "linear":
+        scale = metadata["llama.rope.scaling.factor"]
+        return geometry.rope.linear(theta, head_dim, _shortest(scale))
+    if factors is None:
+        return geometry.Rope(theta)
+    scaled = geometry.Rope(theta).inverse_frequencies(head_dim) / factors
+    return geometry.Rope(theta, frequencies=tuple(scaled.tolist()))
+
+
+def _params(
+    tensors: Mapping[str, gguf.ReaderTensor], spec: ModelSpec
+) -> dict[str, np.ndarray]:
+    """Dequantise all tensors in threads, renamed and un-permuted."""
+
+    def one(tensor: gguf.ReaderTensor) -> np.ndarray:
+        array = _dequantise(tensor)
+        if ".attn_q." in tensor.name:
+            return _half_split(array, spec.heads)
+        if ".attn_k." in tensor.name:
+            return _half_split(array, spec.kv_heads)
+        return array
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        arrays = threads.map(one, tensors.values())
+        return dict(zip(map(_hf_name, tensors), arrays, strict=True))
+
+
+def _dequantise(tensor: gguf.ReaderTensor) -> np.ndarray:
+    """Return float32 values of one tensor in memory of its own."""
+    array = gguf.dequantize(tensor.data, tensor.tensor_type)
+    return np.array(array, dtype=np.float32, copy=None if array.flags.owndata else True)
+
+
+def _half_split(array: np.ndarray, heads: int) -> np.ndarray:
+    """Reorder each head's rows from (pair, member) to (member, pair)."""
+    rows = array.reshape(heads, array.shape[0] // heads // 2, 2, *array.shape[1:])
+    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(array.shape)
+
+
+def _hf_name(name: str) -> str:
+    """Translate a GGUF name; an unknown one stays, for `ModelSpec.require` to name."""
+    if name in _OUTER:
+        return _OUTER[name]
+    head, _, rest = name.removeprefix("blk.").partition(".")
+    stem, _, kind = rest.rpartition(".")
+    if stem not in _INNER:
+        return name
+    return f"model.layers.{head}.{_INNER[stem]}.{kind}"
+
+
+def _shortest(value: float) -> float:
+    """Return the shortest decimal that is this float32 (1e-05, not 9.99…e-06)."""
+    return float(str(np.float32(value)))
