@@ -2,12 +2,13 @@
 
 The law: the claims of all owners, padding and draft included, never exceed the smallest
 limit; and whoever builds a pool takes its size from here. With decode context
-parallelism a rank keeps every dcp-th token of the target, and all tokens of the draft, so
+parallelism a rank keeps every dcp-th token of the target, and all tokens of the draft,
+so
 
     bytes for one row of the target pool = target + draft * dcp
 
-with the target term equal at every dcp. `solve` divides, rounds down to whole pages, and
-keeps the arithmetic so that `kvmem plan` can explain it.
+with the target term equal at every dcp. `solve` divides, rounds down to whole pages,
+and keeps the arithmetic so that `kvmem plan` can explain it.
 
     solve(groups, Topology(tp=3), [limit("memory", 1 << 30)]).groups[0].pages
 """
@@ -57,8 +58,8 @@ class GroupPages:
 class Budget:
     """A solved budget of one rank; every rank's is the same.
 
-    `terms` are the claims a row of the target pool makes on a rank; `max_pages` is a cap
-    in pages that a person set, None when there is none.
+    `terms` are the claims a row of the target pool makes on a rank; `max_pages` is a
+    cap in pages that a person set, None when there is none.
     """
 
     groups: tuple[GroupPages, ...]

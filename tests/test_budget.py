@@ -33,7 +33,8 @@ def per_row(solved, owner):
     [(4, 10_240, 75_776), (8, 20_480, 86_016), (2, 5_120, 70_656)],
 )
 def test_the_draft_is_priced_by_its_own_geometry(heads, draft_bytes, total):
-    # SGLang #34234: scaling the target by the ratio of layers says 75,776 for all three.
+    # SGLang #34234: scaling the target by the ratio of layers says 75,776 for all
+    # three.
     solved = budget.solve(
         target(), Topology(), [budget.limit("memory", GIB)], draft=draft(heads=heads)
     )

@@ -1,0 +1,148 @@
+"""The prefix tree: hits in whole pages, tails evicted first, pages counted once."""
+
+import random
+
+import numpy as np
+import pytest
+
+from kvmem import errors
+from kvmem.prefix import Hit, PrefixCache
+
+
+def idle(_):
+    return True
+
+
+def text(seed, length):
+    return np.random.default_rng(seed).integers(0, 50_000, length).tolist()
+
+
+def test_a_hit_is_whole_pages_and_leaves_a_token_to_compute():
+    cache = PrefixCache(16)
+    tokens = text(0, 33)
+    assert cache.publish(tokens, [7, 3]) == (7, 3)
+    assert cache.match(tokens) == Hit(32, (7, 3))
+    assert cache.match(tokens[:32]) == Hit(16, (7,))
+    assert cache.match(tokens[:16]) == Hit(0, ())
+    assert cache.match([]) == Hit(0, ())
+
+
+def test_tokens_are_compared_at_the_page_where_they_differ():
+    cache = PrefixCache(4)
+    tokens = text(1, 20)
+    cache.publish(tokens, [0, 1, 2, 3, 4])
+    other = [*tokens[:10], tokens[10] + 1, *tokens[11:], 5]
+    assert cache.match(other) == Hit(8, (0, 1))
+
+
+def test_a_second_text_shares_the_pages_of_the_first_and_splits_its_edge():
+    cache = PrefixCache(4)
+    a = text(2, 20)
+    b = a[:12] + text(3, 8)
+    cache.publish(a, [0, 1, 2, 3, 4])
+    assert cache.publish(b, [0, 1, 2, 8, 9]) == (8, 9)
+    assert cache.match([*a, 1]).vpages == (0, 1, 2, 3, 4)
+    assert cache.match([*b, 1]).vpages == (0, 1, 2, 8, 9)
+    assert cache.num_pages == 7 == len(set(cache.vpages()))
+
+
+def test_duplicates_of_one_text_adopt_no_page_twice():
+    cache = PrefixCache(4)
+    tokens = text(4, 12)
+    cache.publish(tokens, [0, 1, 2])
+    assert cache.publish(tokens, [5, 6, 7]) == ()
+    longer = tokens + text(5, 4)
+    assert cache.publish(longer, [5, 6, 7, 9]) == (9,)
+    assert cache.match([*longer, 1]).vpages == (0, 1, 2, 9)
+
+
+@pytest.mark.case("ALC-10")
+def test_the_tail_goes_first_and_the_head_still_hits():
+    cache = PrefixCache(4)
+    tokens = text(6, 16)
+    cache.publish(tokens, [1, 2, 3, 4])
+    assert cache.evict(2, idle) == (4, 3)
+    assert cache.match(tokens) == Hit(8, (1, 2))
+
+
+@pytest.mark.case("ALC-06")
+def test_a_page_that_a_sequence_reads_is_not_evicted():
+    cache = PrefixCache(4)
+    a, b = text(7, 8), text(8, 4)
+    cache.publish(a + b, [1, 2, 3])
+    reading = {1, 2, 3}
+    assert cache.evict(3, lambda v: v not in reading) == ()
+    assert cache.num_pages == 3
+    reading.clear()
+    assert cache.evict(1, idle) == (3,)
+
+
+def test_a_busy_tail_does_not_hide_an_older_idle_one():
+    cache = PrefixCache(4)
+    cache.publish(text(9, 8), [1, 2])
+    cache.publish(text(10, 8), [3, 4])
+    assert cache.evict(2, lambda v: v != 2) == (4, 3)
+    assert cache.evict(2, idle) == (2, 1)
+    assert cache.num_pages == 0
+
+
+def test_the_least_recently_used_text_goes_first():
+    cache = PrefixCache(4)
+    old, new = text(11, 8), text(12, 8)
+    cache.publish(old, [1, 2])
+    cache.publish(new, [3, 4])
+    cache.match(old)  # a question changes nothing
+    assert cache.evict(1, idle) == (2,)
+    cache.touch(old)
+    assert cache.evict(3, idle) == (4, 3, 1)
+
+
+def test_a_branch_becomes_a_leaf_when_its_children_are_gone():
+    cache = PrefixCache(4)
+    a = text(13, 8)
+    cache.publish(a + text(14, 4), [0, 1, 2])
+    cache.publish(a + text(15, 4), [0, 1, 3])
+    assert set(cache.evict(2, idle)) == {2, 3}
+    assert cache.evict(5, idle) == (1, 0)
+
+
+def test_clear_hands_every_page_back():
+    cache = PrefixCache(4)
+    cache.publish(text(16, 8), [1, 2])
+    assert set(cache.clear()) == {1, 2}
+    assert cache.match(text(16, 9)) == Hit(0, ())
+    assert cache.publish(text(16, 8), [5, 6]) == (5, 6)
+
+
+def test_too_few_pages_are_refused():
+    with pytest.raises(errors.InvalidId, match="2 whole pages"):
+        PrefixCache(4).publish(text(17, 9), [1])
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_the_tree_agrees_with_a_plain_dictionary_of_prefixes(page_size):
+    rng = random.Random(page_size)
+    cache, model = PrefixCache(page_size), {}
+    fresh = iter(range(10**6))
+    for _ in range(400):
+        tokens = [rng.randrange(2) for _ in range(rng.randrange(1, 9 * page_size))]
+        if rng.random() < 0.3 and model:
+            for v in cache.evict(rng.randrange(1, 4), idle):
+                gone = next(k for k, page in model.items() if page == v)
+                assert not any(k != gone and k[: len(gone)] == gone for k in model)
+                del model[gone]
+        whole = len(tokens) // page_size
+        keys = [tuple(tokens[: (i + 1) * page_size]) for i in range(whole)]
+        pages = [model[k] if k in model else next(fresh) for k in keys]
+        new = [p for k, p in zip(keys, pages, strict=True) if k not in model]
+        assert list(cache.publish(tokens, pages)) == new
+        model.update(zip(keys, pages, strict=True))
+        assert sorted(cache.vpages()) == sorted(model.values())
+        assert cache.num_pages == len(model)
+        probe = [rng.randrange(2) for _ in range(rng.randrange(1, 9 * page_size))]
+        want = []
+        while (n := (len(want) + 1) * page_size) < len(probe):
+            if tuple(probe[:n]) not in model:
+                break
+            want.append(model[tuple(probe[:n])])
+        assert list(cache.match(probe).vpages) == want
