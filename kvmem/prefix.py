@@ -6,9 +6,9 @@ no counts of its own: the caller retains the pages that `publish` adopts and rel
 those that `evict` drops, so a page's readers are counted in the pool's books and
 nowhere else.
 
-    hit = cache.match(tokens)               # longest run of whole pages, at most len -
-    1 adopted = cache.publish(tokens, vpages) # retain these dropped = cache.evict(2,
-    idle)          # release these: tails first, oldest first
+    hit = cache.match(tokens)                # whole pages, at most len - 1 tokens
+    adopted = cache.publish(tokens, vpages)  # retain these
+    dropped = cache.evict(2, idle)           # release these: oldest tails first
 
 The law of eviction: a page goes only when no page behind it is cached, and only when
 `idle` says that nobody but the cache reads it.
