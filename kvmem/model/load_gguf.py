@@ -20,11 +20,11 @@ import numpy as np
 
 from kvmem import geometry
 from kvmem.errors import FormatMismatch, say
-from kvmem.model import gguf_tokenizer
-from kvmem.model.loaded import LoadedModel
+from kvmem.model import gguf_tokenizer, weights_cache
+from kvmem.model.loaded import LoadedModel, tensor_digests
 from kvmem.model.spec import ModelSpec
 
-__all__ = ["load"]
+__all__ = ["load", "read"]
 
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -48,11 +48,23 @@ _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1 scaling, one divisor a frequenc
 def load(path: Path | str) -> LoadedModel:
     """Read a GGUF file of architecture "llama", dequantised to float32.
 
+    The first load of a file keeps the result (`weights_cache`); later ones map it.
+
     Raises:
         FormatMismatch: not a GGUF file, another architecture, or a feature that this
             decoder does not compute.
     """
     path = Path(path)
+    key = weights_cache.key_of(path)
+    model = weights_cache.fetch(key, str(path))
+    if model is None:
+        model = read(path)
+        weights_cache.keep(key, model)
+    return model
+
+
+def read(path: Path) -> LoadedModel:
+    """Read a GGUF file itself, without the cache."""
     reader = _open(path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}
     _require_llama(metadata, path)
@@ -66,8 +78,8 @@ def load(path: Path | str) -> LoadedModel:
     )
     params = _params(tensors, spec)
     spec.require({name: array.shape for name, array in params.items()}, str(path))
-    tokenizer = gguf_tokenizer.build(metadata)
-    return LoadedModel(spec, params, tokenizer, str(path))
+    digests = tensor_digests(params)
+    return LoadedModel(spec, params, gguf_tokenizer.build(metadata), str(path), digests)
 
 
 def _open(path: Path) -> gguf.GGUFReader:

@@ -1,0 +1,238 @@
+"""A Hugging Face config.json, read as facts or refused in words.
+
+Law: every field that changes what a llama-family decoder computes is either turned into
+a fact of `ModelSpec` or named in the refusal; all refusals come at once.
+
+    read(Path("Qwen2.5-0.5B/config.json")).qkv_bias      # True
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvmem import geometry
+from kvmem.errors import FormatMismatch, say
+from kvmem.model.spec import ModelSpec
+
+__all__ = ["read"]
+
+
+class _Family(NamedTuple):
+    """What a `model_type` means beyond its config's fields."""
+
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    windowed: bool = False  # a window applies without `use_sliding_window`
+
+
+_FAMILIES = {
+    "llama": _Family(),
+    "mistral": _Family(windowed=True),
+    "qwen2": _Family(qkv_bias=True),
+    "qwen3": _Family(qk_norm=True),
+}
+_REQUIRED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "vocab_size",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+_ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+    "yarn": ("factor", "original_max_position_embeddings"),
+}
+
+
+def read(path: Path) -> ModelSpec:
+    """Read a config.json, with generation_config.json beside it for the end ids.
+
+    Raises:
+        FormatMismatch: not JSON, a field is missing, or the model computes something
+            that this decoder does not.
+    """
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise FormatMismatch(
+            say(f"reading {path}", f"it is no JSON ({error})", "Give a config.json")
+        ) from error
+    rope = _rope_block(config)
+    faults = [*_faults(config), *_rope_faults(config, rope)]
+    if faults:
+        raise FormatMismatch(
+            say(
+                f"the model of {path}",
+                f"kvmem computes plain llama-family decoders: {'; '.join(faults)}",
+                f"Use an unquantised model of type {', '.join(_FAMILIES)} with full "
+                "attention",
+            )
+        )
+    return _spec(config, rope, path)
+
+
+def _spec(config: Mapping[str, Any], rope: Mapping[str, Any], path: Path) -> ModelSpec:
+    """Make the facts of a config in which no fault was found."""
+    family = _FAMILIES[config["model_type"]]
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    return ModelSpec(
+        name=path.absolute().parent.name,
+        hidden=config["hidden_size"],
+        mlp=config["intermediate_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=head_dim,
+        vocab=config["vocab_size"],
+        norm_eps=float(config["rms_norm_eps"]),
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        max_position=config["max_position_embeddings"],
+        rope=_rope(rope, head_dim),
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
+        bos_id=config.get("bos_token_id"),
+        eos_ids=_eos_ids(config, path.parent / "generation_config.json"),
+    )
+
+
+def _faults(config: Mapping[str, Any]) -> list[str]:
+    """Name every field that asks for something else than a plain decoder."""
+    kind = config.get("model_type")
+    if kind not in _FAMILIES:
+        return [f"model_type is {kind!r}"]
+    required = [*_REQUIRED]
+    if kind != "llama":  # only llama's own default is "as many as heads"
+        required.append("num_key_value_heads")
+    if kind == "qwen3":
+        required.append("head_dim")
+    faults = [f"{key} is missing" for key in required if config.get(key) is None]
+    wanted = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    for key, value in wanted.items():
+        if config.get(key, value) != value and not (kind == "qwen2" and "bias" in key):
+            faults.append(f"{key} is {config[key]!r}, not {value!r}")
+    if config.get("quantization_config"):
+        faults.append("quantization_config is set")
+    return faults + _window_faults(config, _FAMILIES[kind].windowed)
+
+
+def _window_faults(config: Mapping[str, Any], windowed: bool) -> list[str]:
+    """Name what makes attention look at a window only."""
+    faults = []
+    window = config.get("sliding_window")
+    active = window is not None and config.get("use_sliding_window", windowed)
+    if active and window < (config.get("max_position_embeddings") or 0):
+        faults.append(f"sliding_window is {window}, shorter than the longest position")
+    kinds = set(config.get("layer_types") or ()) - {"full_attention"}
+    if kinds and not (kinds == {"sliding_attention"} and active and not faults):
+        faults.append(f"layer_types holds {', '.join(sorted(kinds))}")
+    return faults
+
+
+def _rope_block(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the two spellings: `rope_parameters`, or `rope_scaling` and `rope_theta`."""
+    block = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    block.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
+    block.setdefault("rope_type", block.get("type", "default"))
+    block.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return block
+
+
+def _rope_faults(config: Mapping[str, Any], block: Mapping[str, Any]) -> list[str]:
+    """Name what the rotation asks for and this decoder does not do."""
+    kind = block["rope_type"]
+    if any(isinstance(value, dict) for value in block.values()):
+        return ["rope_parameters differ between layers"]
+    if kind not in _ROPE_KEYS:
+        known = ", ".join(_ROPE_KEYS)
+        return [
+            f"rope_type is {kind!r}, and frequencies that change with the length "
+            f"cannot be cached; known: {known}"
+        ]
+    faults = [
+        f"rope key {key} is missing"
+        for key in _ROPE_KEYS[kind]
+        if block.get(key) is None
+    ]
+    if block["partial_rotary_factor"] != 1.0:
+        faults.append(f"partial_rotary_factor is {block['partial_rotary_factor']}")
+    return faults
+
+
+def _rope(block: Mapping[str, Any], head_dim: int) -> geometry.Rope:
+    """Turn the declared scaling into frequencies."""
+    theta = float(block["rope_theta"])
+    kind = block["rope_type"]
+    if kind == "linear":
+        return geometry.rope.linear(theta, head_dim, block["factor"])
+    if kind == "llama3":
+        keys = _ROPE_KEYS[kind]
+        return geometry.rope.llama3(theta, head_dim, *(block[key] for key in keys))
+    if kind == "yarn":
+        return _yarn(theta, head_dim, block)
+    return geometry.Rope(theta)
+
+
+def _yarn(theta: float, width: int, block: Mapping[str, Any]) -> geometry.Rope:
+    """Scale frequencies by YaRN (arXiv 2309.00071) and give its attention factor.
+
+    Pairs that turn more than `beta_fast` times within the original length keep their
+    frequency, those that turn less than `beta_slow` times are slowed by `factor`, and
+    a linear ramp over the pairs' places joins the two.
+    """
+    factor = block["factor"]
+    original = block["original_max_position_embeddings"]
+    base = geometry.Rope(theta).inverse_frequencies(width)
+
+    def place(turns: float) -> float:
+        wavelength_ratio = original / (turns * 2 * math.pi)
+        return width * math.log(wavelength_ratio) / (2 * math.log(theta))
+
+    low = place(block.get("beta_fast") or 32)
+    high = place(block.get("beta_slow") or 1)
+    if block.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    ramp = (np.arange(width // 2) - low) / (high - low if high != low else 0.001)
+    slowed = np.clip(ramp, 0.0, 1.0)
+    scaled = base * (1 - slowed) + base / factor * slowed
+    return geometry.Rope(
+        theta, frequencies=tuple(scaled.tolist()), magnitude=_attention_factor(block)
+    )
+
+
+def _attention_factor(block: Mapping[str, Any]) -> float:
+    """Return YaRN's factor on cos and sin."""
+    if block.get("attention_factor") is not None:
+        return float(block["attention_factor"])
+
+    def grown(weight: float) -> float:
+        factor = block["factor"]
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    if block.get("mscale") and block.get("mscale_all_dim"):
+        return grown(block["mscale"]) / grown(block["mscale_all_dim"])
+    return grown(1.0)
+
+
+def _eos_ids(config: Mapping[str, Any], generation: Path) -> tuple[int, ...]:
+    """List the ids that end a text: generation_config's, else the config's."""
+    found = config.get("eos_token_id")
+    if generation.is_file():
+        found = json.loads(generation.read_text("utf-8")).get("eos_token_id", found)
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (found,)
