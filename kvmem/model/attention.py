@@ -1,0 +1,178 @@
+"""Attention over pages: write the new tokens' keys and values, then attend.
+
+One public call, `attend`, serves prefill in chunks and decode in batches of mixed
+lengths, for any page order, page size and cache dtype, on one rank's pages. The law: a
+byte that no token of the sequence wrote never reaches an output, whatever it is (NaN
+included); a null page (id >= P) drops writes and reads as zeros.
+
+    pages, out = attend(pages, envelope, "layers.0", q, k, v, table, starts, num_new)
+
+Letters: S sequences, Q new tokens of each (padded), M table width, T slots a page,
+H local KV heads, G query heads a KV head, D head_dim, P pages, E page bytes.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from kvmem.errors import IncompatiblePlan, say
+from kvmem.geometry import Envelope
+from kvmem.model.page_rows import ReadPlan, WritePlan, read_plan, write_plan
+
+__all__ = ["attend", "read_rows", "write_rows"]
+
+# Finite, so that a row which may attend to nothing gives zeros rather than NaN.
+_MASKED = -1e30
+
+
+def attend(
+    pages: jax.Array,
+    envelope: Envelope,
+    layer: str,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    table: jax.Array,
+    starts: jax.Array,
+    num_new: jax.Array,
+    scale: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Write `k` and `v` into their pages and attend causally over the whole text.
+
+    Donate `pages` where you jit: they are updated in place. Query i of a sequence
+    stands at position starts + i and sees positions 0 .. starts + i.
+
+    Args:
+        pages: u8[P, E], the pages of one rank.
+        envelope: what the bytes of a page mean on this rank.
+        layer: the layer's name in the envelope.
+        q: [S, Q, H * G, D] queries, rotated; the G queries of a KV head adjacent.
+        k: [S, Q, H, D] keys of the new tokens, rotated.
+        v: [S, Q, H, Dv] values of the new tokens.
+        table: i32[S, M] physical pages in the order of the text; null: >= P.
+        starts: i32[S] tokens already in the pages.
+        num_new: i32[S] how many of the Q rows are real; the rest is dropped.
+        scale: factor on the scores; None: D ** -0.5.
+
+    Returns:
+        The pages, and [S, Q, H * G, Dv] in the dtype of `q`. Rows >= num_new hold
+        finite numbers of no meaning.
+    """
+    seqs, steps, q_heads, width = q.shape
+    heads = k.shape[2]
+    _require_heads(envelope, layer, q_heads, heads)
+    pages = write_rows(pages, envelope, layer, k, v, table, starts, num_new)
+    keys = read_rows(pages, read_plan(envelope, layer, "k"), table)
+    values = read_rows(pages, read_plan(envelope, layer, "v"), table)
+
+    places = jnp.arange(keys.shape[2], dtype=jnp.int32)
+    ends = (starts + num_new)[:, None]
+    last = jnp.minimum(starts[:, None] + jnp.arange(steps, dtype=jnp.int32), ends - 1)
+    sees = places[None, None, :] <= last[:, :, None]  # [S, Q, MT]
+    written = places[None, :] < ends  # [S, MT]
+
+    keys = keys.astype(jnp.float32)
+    values = jnp.where(written[:, None, :, None], values.astype(jnp.float32), 0.0)
+    scaled = q.astype(jnp.float32) * (width**-0.5 if scale is None else scale)
+    grouped = scaled.reshape(seqs, steps, heads, q_heads // heads, width)
+    grouped = grouped.transpose(0, 2, 1, 3, 4)  # [S, H, Q, G, D]
+    scores = jnp.einsum("shqgd,shtd->shqgt", grouped, keys)
+    scores = jnp.where(sees[:, None, :, None, :], scores, _MASKED)
+    weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+    out = jnp.einsum("shqgt,shtd->shqgd", weights, values)
+    out = out / weights.sum(axis=-1, keepdims=True)
+    out = out.transpose(0, 2, 1, 3, 4).reshape(seqs, steps, q_heads, -1)
+    return pages, out.astype(q.dtype)
+
+
+def write_rows(
+    pages: jax.Array,
+    envelope: Envelope,
+    layer: str,
+    k: jax.Array,
+    v: jax.Array,
+    table: jax.Array,
+    starts: jax.Array,
+    num_new: jax.Array,
+) -> jax.Array:
+    """Write the keys and values of one layer's new tokens; shapes as in `attend`."""
+    null = pages.shape[0]
+    step = jnp.arange(k.shape[1], dtype=jnp.int32)[None, :]
+    place = starts[:, None] + step
+    at, slot = place // envelope.page_size, place % envelope.page_size
+    page = jnp.take_along_axis(table, at, axis=1, mode="fill", fill_value=null)
+    page = jnp.where(step < num_new[:, None], page, null)
+    plans = [write_plan(envelope, layer, name) for name in ("k", "v")]
+    if plans[0].granule == plans[1].granule:
+        parts = [
+            _updates(plan, page, slot, rows)
+            for plan, rows in zip(plans, (k, v), strict=True)
+        ]
+        joined = [jnp.concatenate(part) for part in zip(*parts, strict=True)]
+        return _scatter(pages, plans[0].granule, *joined)
+    for plan, rows in zip(plans, (k, v), strict=True):
+        pages = _scatter(pages, plan.granule, *_updates(plan, page, slot, rows))
+    return pages
+
+
+def read_rows(pages: jax.Array, plan: ReadPlan, table: jax.Array) -> jax.Array:
+    """Gather the pages of `table` [S, M] as rows [S, H, M * T, D] of one field.
+
+    Null pages read as zeros. Slots that no token wrote come as they lie.
+    """
+    view = pages.reshape(pages.shape[0], -1, plan.granule)
+    seqs, width = table.shape
+    got = view.at[table[:, None, :, None], plan.rows[None, :, None, :]].get(
+        mode="fill", fill_value=0, wrap_negative_indices=False
+    )  # [S, H or 1, M, n, g]
+    if plan.head_first:
+        return _as_rows(got, (seqs, plan.heads, -1, plan.head_dim), plan)
+    rows = _as_rows(got, (seqs, -1, plan.heads, plan.head_dim), plan)
+    return rows.transpose(0, 2, 1, 3)
+
+
+def _as_rows(got: jax.Array, shape: tuple[int, ...], plan: ReadPlan) -> jax.Array:
+    """Give gathered bytes their dtype and shape."""
+    item = plan.dtype.itemsize
+    return lax.bitcast_convert_type(got.reshape(*shape, item), plan.dtype)
+
+
+def _updates(
+    plan: WritePlan, page: jax.Array, slot: jax.Array, rows: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """List the rows to write: page i32[N], row i32[N], bytes u8[N, g]."""
+    raw = lax.bitcast_convert_type(rows.astype(plan.dtype), jnp.uint8)
+    at = plan.first[:, None] + np.arange(plan.width, dtype=np.int32)  # [H, w]
+    row = slot[:, :, None, None] * plan.stride + at[None, None]
+    pages = jnp.broadcast_to(page[:, :, None, None], row.shape)
+    return pages.reshape(-1), row.reshape(-1), raw.reshape(-1, plan.granule)
+
+
+def _scatter(
+    pages: jax.Array, granule: int, page: jax.Array, row: jax.Array, raw: jax.Array
+) -> jax.Array:
+    """Write rows in place; pages outside [0, P) are dropped.
+
+    One lone row is padded with a null one: XLA's CPU backend turns a scatter of exactly
+    one row into a slice update that copies the whole pool.
+    """
+    if page.shape[0] == 1:
+        page = jnp.concatenate([page, jnp.full_like(page, pages.shape[0])])
+        row, raw = jnp.concatenate([row, row]), jnp.concatenate([raw, raw])
+    view = pages.reshape(pages.shape[0], -1, granule)
+    view = view.at[page, row].set(raw, mode="drop", wrap_negative_indices=False)
+    return view.reshape(pages.shape)
+
+
+def _require_heads(envelope: Envelope, layer: str, q_heads: int, heads: int) -> None:
+    """Refuse head counts that are not those of the envelope."""
+    held = sum(entry.nheads for entry in envelope.entries_of(layer, "k"))
+    if heads != held or q_heads % heads:
+        raise IncompatiblePlan(
+            say(
+                f"{q_heads} query and {heads} KV heads on layer {layer!r}",
+                f"its pages hold {held} KV heads, each shared by as many query heads",
+                f"Give {held} KV heads and a multiple of {held} query heads",
+            )
+        )

@@ -1,0 +1,232 @@
+"""A decoder of the Llama family: RMSNorm, rope, grouped heads, SwiGLU, flax nnx.
+
+One `Decoder` holds one rank's weights. Its layers are unrolled and each weight is an
+array of its own, because a scan over stacked weights copies them at every step on CPU.
+The law: `paged`, in any chunks and batches, gives the logits of `dense`, which keeps no
+cache; and with `axis_name` the ranks together give those of a single one.
+
+    decoder = Decoder.from_params(spec, params)
+    pages, logits = decoder.paged(pages, envelope, tokens, starts, num_new, table)
+
+Letters: S sequences, Q new tokens, D hidden, H heads, V vocabulary rows of a rank.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from kvmem.geometry import Envelope, Topology
+from kvmem.model.attention import attend
+from kvmem.model.partition import Partition
+from kvmem.model.rotate import angles, rotate
+from kvmem.model.spec import ModelSpec
+
+__all__ = ["Decoder", "DecoderLayer", "Split"]
+
+# XLA's CPU products of few rows run up to twice as fast with the weight on the left.
+_FEW_ROWS = 64
+
+
+class Split(nnx.Param):
+    """A parameter of which each rank holds its own part."""
+
+
+class DecoderLayer(nnx.Module):
+    """One layer's weights on one rank, and its two halves."""
+
+    def __init__(self, partition: Partition, weights: Mapping[str, jax.Array]):
+        self.partition = partition
+        self.input_norm = nnx.Param(weights["input_norm"])
+        self.qkv = Split(weights["qkv"])
+        self.out = Split(weights["out"])
+        self.post_norm = nnx.Param(weights["post_norm"])
+        self.gate_up = Split(weights["gate_up"])
+        self.down = Split(weights["down"])
+        spec = partition.spec
+        self.qkv_bias = Split(weights["qkv_bias"]) if spec.qkv_bias else None
+        self.q_norm = nnx.Param(weights["q_norm"]) if spec.qk_norm else None
+        self.k_norm = nnx.Param(weights["k_norm"]) if spec.qk_norm else None
+
+    def heads(self, x, cos, sin):
+        """Project x [S, Q, D] to rotated q and k and plain v, each [S, Q, H, Dh]."""
+        part, spec = self.partition, self.partition.spec
+        rows = linear(rms_norm(x, self.input_norm, spec.norm_eps), self.qkv)
+        if self.qkv_bias is not None:
+            rows = rows + self.qkv_bias[...].astype(rows.dtype)
+        rows = rows.reshape(*x.shape[:2], -1, spec.head_dim)
+        cuts = (part.q_heads, part.q_heads + part.kv_heads)
+        q, k, v = jnp.split(rows, cuts, axis=2)
+        if self.q_norm is not None:
+            q = rms_norm(q, self.q_norm, spec.norm_eps)
+            k = rms_norm(k, self.k_norm, spec.norm_eps)
+        return rotate(q, cos, sin, spec.rope), rotate(k, cos, sin, spec.rope), v
+
+    def mix(self, x, attended, axis_name):
+        """Add the attention's output and the MLP to the residual stream x."""
+        flat = attended.reshape(*attended.shape[:2], -1)
+        x = x + _sum_ranks(linear(flat, self.out), axis_name)
+        hidden = rms_norm(x, self.post_norm, self.partition.spec.norm_eps)
+        gate, up = jnp.split(linear(hidden, self.gate_up), 2, axis=-1)
+        return x + _sum_ranks(linear(jax.nn.silu(gate) * up, self.down), axis_name)
+
+
+class Decoder(nnx.Module):
+    """One rank's decoder; see `kvmem.model.parallel` for all ranks together."""
+
+    def __init__(self, partition: Partition, weights: Mapping[str, jax.Array]):
+        spec = partition.spec
+        self.partition = partition
+        self.embed = Split(weights["embed"])
+        self.layers = nnx.List(
+            DecoderLayer(partition, _of_layer(weights, index))
+            for index in range(spec.layers)
+        )
+        self.norm = nnx.Param(weights["norm"])
+        self.lm_head = None if spec.tie_embeddings else Split(weights["lm_head"])
+
+    @classmethod
+    def from_params(
+        cls,
+        spec: ModelSpec,
+        params: Mapping[str, np.ndarray],
+        topology: Topology | None = None,
+        rank: int = 0,
+        dtype: str = "float32",
+    ) -> "Decoder":
+        """Cut one rank's decoder out of a whole model's tensors.
+
+        Args:
+            spec: the model's facts.
+            params: the tensors of `spec.parameters()`, as a loader returns them.
+            topology: ranks; None: one.
+            rank: whose share.
+            dtype: of the weights and of the products' inputs; sums are float32.
+
+        Raises:
+            IncompatiblePlan: heads that the topology cannot divide or replicate.
+        """
+        partition = Partition(spec, topology or Topology())
+        own = partition.rank_params(params, rank)
+        return cls(partition, {k: jnp.asarray(w, dtype) for k, w in own.items()})
+
+    def paged(
+        self,
+        pages: jax.Array,
+        envelope: Envelope,
+        tokens: jax.Array,
+        starts: jax.Array,
+        num_new: jax.Array,
+        table: jax.Array,
+        axis_name: str | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Read new tokens after those in the pages; logits of the last one of each.
+
+        Donate `pages` where you jit: they are updated in place.
+
+        Args:
+            pages: u8[P, E], this rank's pages.
+            envelope: what their bytes mean; one layer of it a layer of the model.
+            tokens: i32[S, Q] new token ids, padded.
+            starts: i32[S] tokens already in the pages.
+            num_new: i32[S] how many of the Q are real; 0: the row takes no part.
+            table: i32[S, M] physical pages, null >= P.
+            axis_name: the mesh axis that sums over ranks; None: one rank.
+
+        Returns:
+            The pages, and f32[S, V] logits of token num_new - 1, this rank's rows of
+            the vocabulary.
+        """
+        spec = self.partition.spec
+        x = self._embedded(tokens, axis_name)
+        positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        cos, sin = angles(spec.rope, spec.head_dim, positions)
+        for index, layer in enumerate(self.layers):
+            q, k, v = layer.heads(x, cos, sin)
+            pages, attended = attend(
+                pages, envelope, f"layers.{index}", q, k, v, table, starts, num_new
+            )
+            x = layer.mix(x, attended, axis_name)
+        last = jnp.maximum(num_new - 1, 0)[:, None, None]
+        x = jnp.take_along_axis(x, last, axis=1)
+        return pages, self._logits(x, axis_name)[:, 0]
+
+    def dense(self, tokens: jax.Array, axis_name: str | None = None) -> jax.Array:
+        """Read whole texts i32[S, Q] without a cache; f32[S, Q, V] logits of all."""
+        spec = self.partition.spec
+        x = self._embedded(tokens, axis_name)
+        places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        cos, sin = angles(spec.rope, spec.head_dim, places[None])
+        for layer in self.layers:
+            q, k, v = layer.heads(x, cos, sin)
+            x = layer.mix(
+                x, jax.nn.dot_product_attention(q, k, v, is_causal=True), axis_name
+            )
+        return self._logits(x, axis_name)
+
+    def _embedded(self, tokens, axis_name):
+        """Look token ids up in the rank's rows of the vocabulary; sum over ranks."""
+        first = 0 if axis_name is None else lax.axis_index(axis_name)
+        own = tokens - first * self.partition.vocab
+        rows = (
+            self.embed[...]
+            .at[own]
+            .get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        )
+        return _sum_ranks(rows.astype(jnp.float32), axis_name)
+
+    def _logits(self, x, axis_name):
+        """Return the rank's logits of x [S, Q, D], padded rows -inf."""
+        part = self.partition
+        x = rms_norm(x, self.norm, part.spec.norm_eps)
+        logits = linear(x, self.embed if self.lm_head is None else self.lm_head)
+        if not any(padding.name == "vocab" for padding in part.paddings):
+            return logits
+        first = 0 if axis_name is None else lax.axis_index(axis_name)
+        ids = first * part.vocab + jnp.arange(part.vocab, dtype=jnp.int32)
+        return jnp.where((ids < part.spec.vocab)[None, None], logits, -jnp.inf)
+
+
+def rms_norm(x: jax.Array, weight: nnx.Param, eps: float) -> jax.Array:
+    """Scale rows to unit mean square, in float32, then by `weight`."""
+    x = x.astype(jnp.float32)
+    scale = lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    weight = weight[...].astype(jnp.float32)
+    return x * scale * weight.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def linear(x: jax.Array, weight: nnx.Param) -> jax.Array:
+    """Multiply rows x [S, Q, K] by a weight [N, K]; float32 out.
+
+    Few rows are multiplied with the weight on the left. XLA would fold the transpose
+    back into the product; the barrier keeps it apart.
+    """
+    w = weight[...]
+    rows = x.reshape(-1, x.shape[-1]).astype(w.dtype)
+    if rows.shape[0] > _FEW_ROWS:
+        out = _product(rows, w)
+    else:
+        out = lax.optimization_barrier(_product(w, rows)).T
+    return out.reshape(*x.shape[:-1], -1)
+
+
+def _product(a, b):
+    """Contract the last axes of a [N, K] and b [M, K] to f32[N, M]."""
+    axes = (((1,), (1,)), ((), ()))
+    return lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
+
+
+def _sum_ranks(x, axis_name):
+    return x if axis_name is None else lax.psum(x, axis_name)
+
+
+def _of_layer(weights: Mapping[str, jax.Array], index: int) -> dict[str, jax.Array]:
+    prefix = f"layers.{index}."
+    return {
+        name.removeprefix(prefix): array
+        for name, array in weights.items()
+        if name.startswith(prefix)
+    }
