@@ -18,7 +18,7 @@ from kvmem import geometry
 from kvmem.errors import FormatMismatch, say
 from kvmem.model.spec import ModelSpec
 
-__all__ = ["read"]
+__all__ = ["declared_dtype", "read"]
 
 
 class _Family(NamedTuple):
@@ -84,6 +84,12 @@ def read(path: Path) -> ModelSpec:
     return _spec(config, rope, path)
 
 
+def declared_dtype(path: Path) -> str | None:
+    """Return the dtype that a config.json declares, None if it does not."""
+    config = json.loads(path.read_text("utf-8"))
+    return config.get("dtype") or config.get("torch_dtype")
+
+
 def _spec(config: Mapping[str, Any], rope: Mapping[str, Any], path: Path) -> ModelSpec:
     """Make the facts of a config in which no fault was found."""
     family = _FAMILIES[config["model_type"]]
@@ -122,7 +128,7 @@ def _faults(config: Mapping[str, Any]) -> list[str]:
     faults = [f"{key} is missing" for key in required if config.get(key) is None]
     wanted = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     for key, value in wanted.items():
-        if config.get(key, value) != value and not (kind == "qwen2" and "bias" in key):
+        if config.get(key, value) != value:
             faults.append(f"{key} is {config[key]!r}, not {value!r}")
     if config.get("quantization_config"):
         faults.append("quantization_config is set")
@@ -137,7 +143,7 @@ def _window_faults(config: Mapping[str, Any], windowed: bool) -> list[str]:
     if active and window < (config.get("max_position_embeddings") or 0):
         faults.append(f"sliding_window is {window}, shorter than the longest position")
     kinds = set(config.get("layer_types") or ()) - {"full_attention"}
-    if kinds and not (kinds == {"sliding_attention"} and active and not faults):
+    if kinds:
         faults.append(f"layer_types holds {', '.join(sorted(kinds))}")
     return faults
 

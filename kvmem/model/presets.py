@@ -16,7 +16,7 @@ from kvmem.model import config_hf, load_gguf, load_safetensors
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.spec import ModelSpec
 
-__all__ = ["PRESETS", "Preset", "load", "read_spec", "resolve"]
+__all__ = ["PRESETS", "Preset", "declared_dtype", "load", "read_spec", "resolve"]
 
 
 class Preset(NamedTuple):
@@ -65,6 +65,14 @@ def read_spec(source: str | Path) -> ModelSpec:
     if path.is_dir():
         return config_hf.read(path / "config.json")
     return load_gguf.load(path).spec
+
+
+def declared_dtype(source: str | Path) -> str | None:
+    """Return the dtype that a checkpoint declares; a GGUF file declares none."""
+    if str(source).endswith(".json") and Path(source).is_file():
+        return config_hf.declared_dtype(Path(source))
+    path = resolve(source)
+    return config_hf.declared_dtype(path / "config.json") if path.is_dir() else None
 
 
 def resolve(source: str | Path) -> Path:

@@ -1,0 +1,292 @@
+"""Config: a TOML file, the environment and --set become the facts of one engine.
+
+The law: what may be set is declared by a frozen dataclass, once, with its default; this
+room only loads and connects. Whatever is not understood is refused (`kvmem.settings`).
+
+    config = load("configs/models/smollm2.toml", ["topology.tp=3"])
+    config.budget().groups[0].pages        # no device is touched
+    engine = config.engine()
+
+`load` reads any other dataclass too: an experiment declares its own.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from kvmem import budget, errors, geometry, settings
+from kvmem.budget import Budget, Limit
+from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.model import presets
+from kvmem.model.partition import Partition
+from kvmem.model.spec import ModelSpec
+from kvmem.settings import Nbytes, Override, Setting
+
+__all__ = ["Config", "ModelConfig", "PoolConfig", "ServeConfig", "StoreConfig"]
+__all__ += ["explain", "load"]
+
+DType = Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Where a model comes from, and what it and its cache are kept in.
+
+    Args:
+        source: a preset's name, a .gguf file, a checkpoint folder, or (to plan only) a
+            config.json.
+        dtype: of the weights; None: the checkpoint's own, else float32.
+        kv_dtype: of cached keys and values; None: the checkpoint's own, else bfloat16.
+    """
+
+    source: str
+    dtype: DType | None = None
+    kv_dtype: DType | None = None
+
+    def weight_dtype(self) -> str:
+        """Return the dtype that the weights are loaded in."""
+        return self.dtype or presets.declared_dtype(self.source) or "float32"
+
+    def cache_dtype(self) -> str:
+        """Return the dtype that keys and values are cached in."""
+        return self.kv_dtype or presets.declared_dtype(self.source) or "bfloat16"
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolConfig:
+    """How pages are made, and what the pools of one rank may take.
+
+    Several limits may stand together: the smallest wins, and the plan names it.
+
+    Args:
+        page_size: tokens of a page.
+        order: page order, a name or axes outermost first.
+        memory: bytes that the pools may take on each rank.
+        memory_total: bytes for all ranks together.
+        device_memory: bytes of one rank's device, weights included.
+        reserve: bytes of device_memory that are kept for other things.
+        fraction: share that pools may take of what weights and reserve leave.
+        machine_memory: bytes of the one machine that all ranks share.
+        pages: a cap in pages.
+        poison: fill fresh pools with NaN bytes.
+        checked: check every law of the books after every verb.
+    """
+
+    page_size: int = 16
+    order: str = "head_major"
+    memory: Nbytes | None = None
+    memory_total: Nbytes | None = None
+    device_memory: Nbytes | None = None
+    reserve: Nbytes = Nbytes(0)
+    fraction: float = 1.0
+    machine_memory: Nbytes | None = None
+    pages: int | None = None
+    poison: bool = False
+    checked: bool = False
+
+    def __post_init__(self):
+        geometry.envelope.parse_order(self.order)
+        _require_positive("pool", page_size=self.page_size, pages=self.pages)
+        idle = []
+        if self.device_memory is None:
+            idle += ["reserve"] * bool(self.reserve)
+            idle += ["fraction"] * (self.fraction != 1.0)
+        if self.machine_memory is not None and self.memory is None:
+            idle.append("machine_memory")
+        if idle:
+            raise errors.ConfigError(
+                errors.say(
+                    f"pool.{', pool.'.join(idle)} alone",
+                    "reserve and fraction are of device_memory, and machine_memory "
+                    "is shared by ranks that take memory each",
+                    "Give pool.device_memory or pool.memory too",
+                )
+            )
+
+    def limits(self, topology: Topology, weight_nbytes: int) -> tuple[Limit, ...]:
+        """Return every cap on the bytes of one rank's pools, () when none is set.
+
+        Args:
+            topology: the ranks that share the cache.
+            weight_nbytes: bytes of one rank's weights.
+        """
+        limits = []
+        if self.memory is not None and self.machine_memory is not None:
+            limits.append(
+                budget.rank_limit("memory", self.memory, topology, self.machine_memory)
+            )
+        elif self.memory is not None:
+            limits.append(budget.limit("memory", self.memory))
+        if self.memory_total is not None:
+            limits.append(
+                budget.total_limit("memory_total", self.memory_total, topology)
+            )
+        if self.device_memory is not None:
+            limits += self._device_limits(self.device_memory, weight_nbytes)
+        return tuple(limits)
+
+    def _device_limits(self, nbytes: int, weight_nbytes: int) -> list[Limit]:
+        """Return what a device leaves, and the share of it if one is set."""
+        left = budget.device_limit("device_memory", nbytes, weight_nbytes, self.reserve)
+        if self.fraction == 1.0:
+            return [left]
+        return [left, budget.fraction_limit("fraction", left.nbytes, self.fraction)]
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeConfig:
+    """How many sequences share a step, and how long they may grow.
+
+    Args:
+        max_batch: sequences that decode together.
+        prefill_chunk: tokens that one prefill step takes.
+        max_length: tokens of a sequence, prompt included.
+    """
+
+    max_batch: int = 8
+    prefill_chunk: int = 128
+    max_length: int = 2048
+
+    def __post_init__(self):
+        _require_positive("serve", **dataclasses.asdict(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreConfig:
+    """Where token records are kept.
+
+    Args:
+        root: the store's folder; None: nothing is stored.
+        chunk_tokens: tokens of a chunk; a property of the root.
+    """
+
+    root: str | None = None
+    chunk_tokens: int = 16
+
+    def __post_init__(self):
+        _require_positive("store", chunk_tokens=self.chunk_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything that one engine is made from.
+
+    Args:
+        model: the model that answers.
+        draft: a draft model, whose pool shares the budget.
+        topology: ranks that share the cache.
+        pool: pages and their budget.
+        serve: the step loop.
+        store: token records on disk.
+    """
+
+    model: ModelConfig
+    draft: ModelConfig | None = None
+    topology: Topology = Topology()
+    pool: PoolConfig = dataclasses.field(default_factory=PoolConfig)
+    serve: ServeConfig = dataclasses.field(default_factory=ServeConfig)
+    store: StoreConfig = dataclasses.field(default_factory=StoreConfig)
+
+    @functools.cached_property
+    def spec(self) -> ModelSpec:
+        """The facts of the model, read from its file."""
+        return presets.read_spec(self.model.source)
+
+    @property
+    def partition(self) -> Partition:
+        """Which weights each rank holds; token shards hold the same ones."""
+        return Partition(self.spec, Topology(tp=self.topology.tp))
+
+    @property
+    def weight_nbytes(self) -> int:
+        """Bytes of one rank's weights, padding and replicas included."""
+        item = geometry.np_dtype(self.model.weight_dtype()).itemsize
+        return self.partition.num_elements * item
+
+    def groups(self) -> tuple[LifecycleGroup, ...]:
+        """Return the lifecycle groups of the model."""
+        layers = self.spec.layer_specs(self.model.cache_dtype())
+        return geometry.group_layers(layers, self.pool.page_size)
+
+    def draft_group(self) -> LifecycleGroup | None:
+        """Return the lifecycle group of the draft, None without one."""
+        if self.draft is None:
+            return None
+        spec = presets.read_spec(self.draft.source)
+        layers = spec.layer_specs(self.draft.cache_dtype())
+        (group,) = geometry.group_layers(layers, self.pool.page_size, domain="draft")
+        return group
+
+    def budget(self) -> Budget:
+        """Return the budget of each rank; no device is touched.
+
+        Raises:
+            ConfigError: neither a limit in bytes nor a number of pages is set.
+            IncompatiblePlan: the topology does not fit the model, or the machine.
+            OutOfPages: the limits do not hold one page.
+        """
+        limits = self.pool.limits(self.topology, self.weight_nbytes)
+        if not limits and self.pool.pages is None:
+            raise errors.ConfigError(
+                errors.say(
+                    "a pool without a size",
+                    "pages come out of a number of bytes",
+                    'Give pool.memory, for example "2GiB", or pool.pages',
+                )
+            )
+        if not limits:
+            unbound = self._solve((budget.limit("pages", 1 << 62),))
+            limits = (budget.limit("pages", unbound.used_nbytes, "as many as asked"),)
+        return self._solve(limits)
+
+    def _solve(self, limits: tuple[Limit, ...]) -> Budget:
+        return budget.solve(
+            self.groups(),
+            self.topology,
+            limits,
+            order=self.pool.order,
+            draft=self.draft_group(),
+            max_pages=self.pool.pages,
+        )
+
+
+def load[T](
+    path: str | pathlib.Path | None,
+    overrides: Sequence[str | Override] = (),
+    env: Mapping[str, str] = os.environ,
+    kind: type[T] = Config,
+) -> T:
+    """Return the config that a TOML file, the environment and overrides spell.
+
+    Args:
+        path: a TOML file; None: only environment and overrides.
+        overrides: "a.b=c" each; the last one of a key wins.
+        env: KVMEM_A__B sets a.b.
+        kind: the dataclass to load.
+
+    Raises:
+        ConfigError: every fault at once.
+    """
+    return settings.read(kind, path, overrides, env).value
+
+
+def explain(
+    path: str | pathlib.Path | None,
+    overrides: Sequence[str | Override] = (),
+    env: Mapping[str, str] = os.environ,
+    kind: type = Config,
+) -> tuple[Setting, ...]:
+    """Return each value of the effective config with its source."""
+    return settings.read(kind, path, overrides, env).settings
+
+
+def _require_positive(table: str, **values: int | None) -> None:
+    """Refuse counts below one, all of a table at once."""
+    low = [f"{table}.{k} = {v}" for k, v in values.items() if v is not None and v < 1]
+    if low:
+        raise errors.ConfigError(
+            errors.say(", ".join(low), "counts start at one", "Give an integer >= 1")
+        )
