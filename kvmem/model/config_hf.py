@@ -238,7 +238,8 @@ def _eos_ids(config: Mapping[str, Any], generation: Path) -> tuple[int, ...]:
     """List the ids that end a text: generation_config's, else the config's."""
     found = config.get("eos_token_id")
     if generation.is_file():
-        found = json.loads(generation.read_text("utf-8")).get("eos_token_id", found)
+        declared = json.loads(generation.read_text("utf-8")).get("eos_token_id")
+        found = found if declared is None else declared
     if found is None:
         return ()
     return tuple(found) if isinstance(found, list) else (found,)

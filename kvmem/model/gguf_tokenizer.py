@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from kvmem.errors import FormatMismatch, say
 from kvmem.model.tokenizer import Tokenizer
 
-__all__ = ["build"]
+__all__ = ["build", "eos_ids"]
 
 _CONTROL, _USER_DEFINED = 3, 4  # gguf.TokenType
+_SPACE = "\u2581"  # SentencePiece's visible space
 _ROLES = ("bos", "eos", "unknown", "padding")
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -64,20 +65,16 @@ def build(metadata: Mapping[str, Any]) -> Tokenizer:
     Raises:
         FormatMismatch: the file declares a tokenizer or a rule that is not known.
     """
-    rule = _rule(metadata)
     tokens = metadata["tokenizer.ggml.tokens"]
-    core = tokenizers.Tokenizer(
-        models.BPE(
-            vocab={text: index for index, text in enumerate(tokens)},
-            merges=[tuple(m.split(" ")) for m in metadata["tokenizer.ggml.merges"]],
-            ignore_merges=rule.ignore_merges,
-        )
-    )
-    core.pre_tokenizer = pre_tokenizers.Sequence(list(rule.steps))
-    core.decoder = decoders.ByteLevel()
+    if metadata.get("tokenizer.ggml.model") == "llama":
+        core, adds_bos = _sentence_pieces(metadata, tokens), True
+    else:
+        rule = _rule(metadata)
+        core, adds_bos = _byte_pairs(metadata, tokens, rule), rule.adds_bos
     core.add_tokens(_added(tokens, metadata["tokenizer.ggml.token_type"]))
     special = _special(metadata, tokens)
-    if metadata.get("tokenizer.ggml.add_bos_token", rule.adds_bos):
+    _refuse_added_eos(metadata)
+    if metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
         bos = special["bos_token"]
         core.post_processor = processors.TemplateProcessing(
             single=[bos, "$A"], special_tokens=[(bos, tokens.index(bos))]
@@ -97,6 +94,72 @@ def eos_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(metadata[key] for key in keys if key in metadata))
 
 
+def _byte_pairs(
+    metadata: Mapping[str, Any], tokens: Sequence[str], rule: _Rule
+) -> tokenizers.Tokenizer:
+    """Build a byte-level BPE from the declared merges (model "gpt2")."""
+    core = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={text: index for index, text in enumerate(tokens)},
+            merges=[tuple(m.split(" ")) for m in metadata["tokenizer.ggml.merges"]],
+            ignore_merges=rule.ignore_merges,
+        )
+    )
+    core.pre_tokenizer = pre_tokenizers.Sequence(list(rule.steps))
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def _sentence_pieces(
+    metadata: Mapping[str, Any], tokens: Sequence[str]
+) -> tokenizers.Tokenizer:
+    """Build a SentencePiece BPE (model "llama"): scored pieces, bytes as fallback."""
+    scores = metadata["tokenizer.ggml.scores"]
+    core = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={text: index for index, text in enumerate(tokens)},
+            merges=_scored_merges(tokens, scores),
+            unk_token=tokens[metadata.get("tokenizer.ggml.unknown_token_id", 0)],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    spaces = normalizers.Replace(" ", _SPACE)
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+        spaces = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces])
+        steps.append(decoders.Strip(" ", 1, 0))
+    core.normalizer = spaces
+    core.decoder = decoders.Sequence(steps)
+    return core
+
+
+def _scored_merges(
+    tokens: Sequence[str], scores: Sequence[float]
+) -> list[tuple[str, str]]:
+    """List every pair that joins to a piece, best-scored pieces first."""
+    place = {text: index for index, text in enumerate(tokens)}
+    merges = []
+    for index in sorted(range(len(tokens)), key=lambda i: (-scores[i], i)):
+        text = tokens[index]
+        pairs = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
+        pairs = [(a, b) for a, b in pairs if a in place and b in place]
+        merges += sorted(pairs, key=lambda pair: (place[pair[0]], place[pair[1]]))
+    return merges
+
+
+def _refuse_added_eos(metadata: Mapping[str, Any]) -> None:
+    """Refuse a file that ends every text, prompts too, with an end token."""
+    if metadata.get("tokenizer.ggml.add_eos_token", False):
+        raise FormatMismatch(
+            say(
+                "a tokenizer with tokenizer.ggml.add_eos_token = true",
+                "a prompt that ends with an end token has no continuation",
+                "Use a file of a generating model",
+            )
+        )
+
+
 def _rule(metadata: Mapping[str, Any]) -> _Rule:
     """Look up the declared rule, or refuse."""
     kind = metadata.get("tokenizer.ggml.model")
@@ -108,7 +171,7 @@ def _rule(metadata: Mapping[str, Any]) -> _Rule:
             f"a GGUF tokenizer of model {kind!r}, pre {pre!r}",
             "a rule that is not known exactly would cut text at other places than the "
             "model was trained on",
-            f"Use a file of model 'gpt2' with pre in {', '.join(sorted(_RULES))}, or a "
+            f"Use model 'llama', or 'gpt2' with pre in {', '.join(sorted(_RULES))}, or a "
             "checkpoint directory with its tokenizer.json",
         )
     )
@@ -135,11 +198,11 @@ def _special(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, st
 
 
 def _identity(metadata: Mapping[str, Any]) -> str:
-    """Digest every `tokenizer.ggml.*` key; scores and chat template are left out."""
+    """Digest every `tokenizer.ggml.*` key and value."""
     declared = {
         key: value
         for key, value in metadata.items()
-        if key.startswith("tokenizer.ggml.") and key != "tokenizer.ggml.scores"
+        if key.startswith("tokenizer.ggml.")
     }
     text = json.dumps(declared, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(b"tokenizer.ggml\0" + text.encode()).hexdigest()

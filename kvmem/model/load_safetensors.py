@@ -43,12 +43,17 @@ def load(directory: Path | str, dtype: str = "float32") -> LoadedModel:
     spec = config_hf.read(directory / "config.json")
     stored = _without_surplus(_stored(directory), spec)
     spec.require({name: array.shape for name, array in stored.items()}, str(directory))
-    return LoadedModel(
-        spec,
-        _cast(stored, geometry.np_dtype(dtype)),
-        tokenizer.from_checkpoint(directory, spec.eos_ids),
-        str(directory),
-    )
+    words = tokenizer.from_checkpoint(directory, spec.eos_ids)
+    if words.max_id >= spec.vocab:
+        raise FormatMismatch(
+            say(
+                f"the tokenizer of {directory} with ids up to {words.max_id}",
+                f"the model has embeddings for {spec.vocab} ids",
+                "Use the tokenizer.json that belongs to the weights",
+            )
+        )
+    params = _cast(stored, geometry.np_dtype(dtype))
+    return LoadedModel(spec, params, words, str(directory))
 
 
 def _require_files(directory: Path) -> None:

@@ -51,9 +51,9 @@ class Tokenizer:
         self.identity = identity
 
     @property
-    def num_tokens(self) -> int:
-        """Return how many ids have a text."""
-        return self._core.get_vocab_size()
+    def max_id(self) -> int:
+        """Return the highest id that has a text."""
+        return max(self._core.get_vocab().values(), default=-1)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Turn text into ids; special tokens written in the text are recognised.
