@@ -1,0 +1,126 @@
+"""The root folder: what all models and formats in it share, and who may write.
+
+    _store.json     layout version and chunk size: they are the root's own
+    _writer.lock    flock of the one writer
+
+The law: a root is opened with the chunk size it was made with, or not at all; a folder
+that holds something else is never turned into a store; and names that become folders
+are safe as such. The root's own files start with "_", which no identity does.
+
+    lock = take(root, chunk_tokens=16)     # make it if new, and be its writer
+"""
+
+import json
+import re
+from pathlib import Path
+
+from kvmem.errors import ConfigError, CorruptPage, FormatMismatch, InvalidId, say
+from kvmem.store import durable
+from kvmem.store.segment import Facts
+
+META = "_store.json"
+LOCK = "_writer.lock"
+VERSION = 1
+_SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def take(root: Path, chunk_tokens: int) -> durable.WriterLock:
+    """Become the writer of `root`, making it if it is new."""
+    _refuse_other_folder(root)
+    durable.make_folder(root)
+    lock = durable.WriterLock(root / LOCK)
+    try:
+        if not (root / META).exists():
+            facts = {"kind": "kvmem store", "version": VERSION}
+            text = json.dumps(facts | {"chunk_tokens": chunk_tokens})
+            durable.write_file(root / META, text.encode() + b"\n")
+        check(root, chunk_tokens)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def check(root: Path, chunk_tokens: int) -> None:
+    """Raise unless `root` is a store of this layout version and chunk size."""
+    version, found = _read_meta(root)
+    if version != VERSION:
+        raise FormatMismatch(
+            say(
+                f"opening {root} of layout version {version}",
+                f"this kvmem reads version {VERSION}",
+                "Use the kvmem that wrote it, or another root",
+            )
+        )
+    if found != chunk_tokens:
+        raise FormatMismatch(
+            say(
+                f"opening {root} with chunk_tokens={chunk_tokens}",
+                f"the root was made with chunk_tokens={found}, for all that is in it",
+                f"Use chunk_tokens={found}, or another root",
+            )
+        )
+
+
+def check_facts(facts: Facts) -> None:
+    """Raise unless both identities can name folders and both sizes are sizes."""
+    for role in ("model_id", "format_id"):
+        identity = getattr(facts, role)
+        if not _SAFE_ID.fullmatch(identity):
+            raise InvalidId(
+                say(
+                    f"{role} {identity!r}",
+                    "it names a folder: 1 to 128 of A-Z a-z 0-9 . _ -, "
+                    "first a letter or digit",
+                    "Use a digest, or replace the other characters",
+                )
+            )
+    for role in ("record_nbytes", "chunk_tokens"):
+        if getattr(facts, role) < 1:
+            raise ConfigError(
+                say(
+                    f"{role}={getattr(facts, role)}",
+                    "a record has bytes and a chunk has tokens",
+                    "Use a number above 0",
+                )
+            )
+
+
+def _read_meta(root: Path) -> tuple[int, int]:
+    """Return layout version and chunk size."""
+    try:
+        meta = json.loads((root / META).read_bytes())
+        return meta["version"], meta["chunk_tokens"]
+    except (FileNotFoundError, NotADirectoryError) as missing:
+        raise ConfigError(
+            say(
+                f"opening {root} read-only",
+                f"it has no {META}, so there is no store",
+                "Check the path, or open it once for writing",
+            )
+        ) from missing
+    except (ValueError, KeyError, TypeError) as damage:
+        raise CorruptPage(
+            say(
+                f"reading {root / META}",
+                f"it is not what a store writes there ({damage})",
+                "Restore it; every segment's manifest says the chunk size",
+            )
+        ) from damage
+
+
+def _refuse_other_folder(root: Path) -> None:
+    """Raise if `root` holds something that is not a store."""
+    if not root.exists():
+        return
+    ours = {META, META + ".tmp", LOCK}
+    if not root.is_dir() or (
+        not (root / META).exists() and any(p.name not in ours for p in root.iterdir())
+    ):
+        raise ConfigError(
+            say(
+                f"a page store in {root}",
+                f"there is something else: no {META} among what is there",
+                "Use an empty or a new folder",
+            )
+        )
