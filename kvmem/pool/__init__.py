@@ -1,0 +1,41 @@
+"""The pool: which page is free, whose page is this, and the bytes themselves.
+
+The law: `Pool` is bytes and books in one pytree; the verbs take it first and give it
+back; `handout` is the only door off the free stack, and zeroes what passes through;
+`Ledger` says the same on the host without waiting; `check` names every law broken.
+
+    pool = init(num_pages=1024, page_nbytes=4096)
+    ledger = Ledger(num_pages=1024)
+    vpages = ledger.handout(0, [2, 1], max_pages=4)
+    pool, same_vpages, ok = handout(pool, 0, [2, 1], 4)
+"""
+
+from kvmem.pool import moves, table, tokens
+from kvmem.pool.ids import as_host_ids, as_ids
+from kvmem.pool.laws import check, checked
+from kvmem.pool.ledger import Ledger
+from kvmem.pool.state import POISON, GroupBooks, Pool, from_budget, init
+from kvmem.pool.table import BlockTable
+from kvmem.pool.verbs import fork, handout, release, retain, translate
+
+__all__ = [
+    "POISON",
+    "BlockTable",
+    "GroupBooks",
+    "Ledger",
+    "Pool",
+    "as_host_ids",
+    "as_ids",
+    "check",
+    "checked",
+    "fork",
+    "from_budget",
+    "handout",
+    "init",
+    "moves",
+    "release",
+    "retain",
+    "table",
+    "tokens",
+    "translate",
+]

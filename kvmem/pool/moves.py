@@ -1,0 +1,57 @@
+"""Whole pages inside one pool: zeroed, or copied, on all ranks at once.
+
+The law: both touch the pages they are told and no others, in place, at a cost that
+does not know the size of the pool. A list names pages by id; null or any other id
+outside [0, P) names nothing.
+
+Pages are cleared one by one in a loop, not by a scatter of zeros: XLA's CPU scatter
+builds the zeros first and reaches a tenth of memset (1.6 against 21 GB/s at 256 KiB).
+Copies read every source before the first write, so lists may overlap.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+__all__ = ["copy", "zero"]
+
+
+def zero(pages: jax.Array, stack: jax.Array, start: jax.Array, count: jax.Array):
+    """Return `pages` with the pages `stack[start : start + count]` set to zero.
+
+    To be called inside jit. Args: pages u8[R, P, E], stack i32[N] of ids in [0, P).
+    """
+
+    def clear(i: jax.Array, pages: jax.Array) -> jax.Array:
+        page = stack[start + i]
+        # `& 0` rather than zeros: it keeps the sharding of the slice under explicit
+        # axes, and XLA folds it to a constant all the same.
+        row = lax.dynamic_slice_in_dim(pages, page, 1, axis=1) & jnp.uint8(0)
+        return lax.dynamic_update_slice_in_dim(pages, row, page, axis=1)
+
+    return lax.fori_loop(0, count, clear, pages)
+
+
+def copy(pages: jax.Array, sources: jax.Array, destinations: jax.Array) -> jax.Array:
+    """Return `pages` with page `destinations[i]` holding what `sources[i]` held.
+
+    To be called inside jit. A pair with an id outside [0, P) copies nothing; two pairs
+    with one destination are the caller's mistake.
+    """
+    num_pages = pages.shape[1]
+    named = _inside(sources, num_pages) & _inside(destinations, num_pages)
+    sources = jnp.where(named, sources, 0)
+    rows = pages.at[:, sources].get(mode="promise_in_bounds")
+
+    def place(i: jax.Array, pages: jax.Array) -> jax.Array:
+        page = jnp.where(named[i], destinations[i], 0)
+        row = lax.dynamic_slice_in_dim(rows, i, 1, axis=1)
+        kept = lax.dynamic_slice_in_dim(pages, page, 1, axis=1)
+        row = jnp.where(named[i], row, kept)
+        return lax.dynamic_update_slice_in_dim(pages, row, page, axis=1)
+
+    return lax.fori_loop(0, sources.shape[0], place, pages)
+
+
+def _inside(ids: jax.Array, num_pages: int) -> jax.Array:
+    return (ids >= 0) & (ids < num_pages)

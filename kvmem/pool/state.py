@@ -1,0 +1,230 @@
+"""The pool: bytes and books in one pytree.
+
+Letters: R ranks, P physical pages, E bytes of a page, V virtual pages of a group, K
+parts of a virtual page (1 unless an envelope spans several pages).
+
+The law: a page is either on the free stack or owned by exactly one virtual page, never
+both; `p2v` and the groups' `v2p` are mutual inverses. A virtual page is mapped exactly
+while it has references. Stacks pop at the top: the free ids are `free[:num_free]`, next
+is `free[num_free - 1]`; what lies above is stale. Null is one past the end.
+
+    pool = init(num_pages=1024, page_nbytes=4096, ranks=3, poison=True)
+    pool, vpages, ok = handout(pool, 0, want=[2, 1], max_pages=4)
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from kvmem import errors
+from kvmem.budget import Budget
+from kvmem.geometry import Topology
+
+__all__ = ["POISON", "GroupBooks", "Pool", "from_budget", "init"]
+
+# NaN in bf16, f16, f32, both fp8 types and e8m0.
+POISON = 0xFF
+
+_INT32_MAX = np.iinfo(np.int32).max
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GroupBooks:
+    """Who holds which virtual page of one lifecycle group."""
+
+    v2p: jax.Array  # i32[V, K] physical pages, null_page where unmapped
+    refs: jax.Array  # i32[V] holders of a virtual page, 0 exactly where unmapped
+    pins: jax.Array  # i32[V] moves in flight that still read the page
+    vfree: jax.Array  # i32[V] stack of free virtual pages
+    num_vfree: jax.Array  # i32[]
+
+    @property
+    def num_vpages(self) -> int:
+        """Virtual pages of the group, V."""
+        return self.refs.shape[0]
+
+    @property
+    def null_vpage(self) -> int:
+        """The id that is nobody's: V, one past the end."""
+        return self.num_vpages
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Every page of every rank, and the books of all groups that live in them."""
+
+    pages: jax.Array  # u8[R, P, E]
+    p2v: jax.Array  # i32[P, 2] (group, vpage) of the owner; null_owner where free
+    free: jax.Array  # i32[P] stack of free physical pages
+    num_free: jax.Array  # i32[]
+    groups: tuple[GroupBooks, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks, R."""
+        return self.pages.shape[0]
+
+    @property
+    def num_pages(self) -> int:
+        """Physical pages of each rank, P; all usable."""
+        return self.free.shape[0]
+
+    @property
+    def page_nbytes(self) -> int:
+        """Bytes of a page on one rank, E."""
+        return self.pages.shape[2]
+
+    @property
+    def null_page(self) -> int:
+        """The physical id that is nobody's: P, one past the end."""
+        return self.num_pages
+
+    @property
+    def null_owner(self) -> tuple[int, int]:
+        """The owner of a free page: one past the last group and its last page."""
+        return len(self.groups), max(books.num_vpages for books in self.groups)
+
+
+def init(
+    num_pages: int,
+    page_nbytes: int,
+    ranks: int = 1,
+    *,
+    num_vpages: tuple[int, ...] | None = None,
+    poison: bool = False,
+    sharding: NamedSharding | None = None,
+) -> Pool:
+    """Build a pool with every page free: zeros, or `POISON` in every byte.
+
+    Args:
+        num_pages: physical pages of each rank, P.
+        page_nbytes: bytes of a page on one rank, E.
+        ranks: ranks, R; the first axis of the pages, always present.
+        num_vpages: virtual pages of each group; one group of P when None.
+        poison: fill with NaN bytes, so that a read of what nobody wrote shows.
+        sharding: how to lay u8[R, P, E] over a mesh; only axis 0 may be cut. The books
+            are replicated over the same mesh.
+
+    Raises:
+        ConfigError: a size below 1, one that int32 ids cannot address, or a sharding
+            that cuts pages or bytes.
+    """
+    num_vpages = (num_pages,) if num_vpages is None else tuple(num_vpages)
+    _require_sizes(num_pages, page_nbytes, ranks, num_vpages)
+    _require_rank_axis(sharding)
+
+    def build() -> Pool:
+        fill = POISON if poison else 0
+        books = tuple(_empty_books(count, num_pages) for count in num_vpages)
+        owner = jnp.array([[len(num_vpages), max(num_vpages)]], jnp.int32)
+        return Pool(
+            pages=jnp.full((ranks, num_pages, page_nbytes), fill, jnp.uint8),
+            p2v=jnp.tile(owner, (num_pages, 1)),
+            free=_full_stack(num_pages),
+            num_free=jnp.int32(num_pages),
+            groups=books,
+        )
+
+    return jax.jit(build, out_shardings=_placements(build, sharding))()
+
+
+def from_budget(
+    budget: Budget,
+    topology: Topology,
+    *,
+    poison: bool = False,
+    sharding: NamedSharding | None = None,
+) -> Pool:
+    """Build the target's pool that a budget pays for: one rank's pages on every rank.
+
+    Raises:
+        IncompatiblePlan: groups whose pages differ in size.
+    """
+    sizes = sorted({group.page_nbytes for group in budget.groups})
+    if len(sizes) > 1:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"groups with pages of {', '.join(f'{n:,}' for n in sizes)} B",
+                "the groups of one pool share pages of one size",
+                "Choose page sizes that make the pages equal, or a pool a group",
+            )
+        )
+    counts = tuple(group.pages for group in budget.groups)
+    return init(
+        sum(counts),
+        sizes[0],
+        topology.ranks,
+        num_vpages=counts,
+        poison=poison,
+        sharding=sharding,
+    )
+
+
+def _full_stack(count: int) -> jax.Array:
+    """Return a full free stack; page 0 is on top and goes first."""
+    return jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
+
+
+def _empty_books(num_vpages: int, num_pages: int) -> GroupBooks:
+    return GroupBooks(
+        v2p=jnp.full((num_vpages, 1), num_pages, jnp.int32),
+        refs=jnp.zeros(num_vpages, jnp.int32),
+        pins=jnp.zeros(num_vpages, jnp.int32),
+        vfree=_full_stack(num_vpages),
+        num_vfree=jnp.int32(num_vpages),
+    )
+
+
+def _placements(
+    build: Callable[[], Pool], sharding: NamedSharding | None
+) -> Pool | None:
+    """Return where each leaf goes: pages cut by rank, books whole on every device.
+
+    A spec is spelled as jax spells its outputs (under explicit axes, every axis by
+    name), so that a verb gives back the very sharding it was given and no program is
+    compiled twice.
+    """
+    if sharding is None:
+        return None
+    explicit = AxisType.Explicit in sharding.mesh.axis_types
+
+    def spell(ndim: int, *spec: object) -> NamedSharding:
+        whole = (None,) * (ndim - len(spec)) if explicit else ()
+        return NamedSharding(sharding.mesh, PartitionSpec(*spec, *whole))
+
+    placed = jax.tree.map(lambda leaf: spell(leaf.ndim), jax.eval_shape(build))
+    return dataclasses.replace(placed, pages=spell(3, *sharding.spec[:1]))
+
+
+def _require_rank_axis(sharding: NamedSharding | None) -> None:
+    if sharding is not None and any(axis is not None for axis in sharding.spec[1:]):
+        raise errors.ConfigError(
+            errors.say(
+                f"pages sharded as {sharding.spec}",
+                "only the rank axis, the first of u8[R, P, E], is cut over devices",
+                'Use PartitionSpec("tp") or PartitionSpec(("tp", "dcp"))',
+            )
+        )
+
+
+def _require_sizes(
+    num_pages: int, page_nbytes: int, ranks: int, num_vpages: tuple[int, ...]
+) -> None:
+    sizes = {"num_pages": num_pages, "page_nbytes": page_nbytes, "ranks": ranks}
+    sizes |= {f"num_vpages[{i}]": count for i, count in enumerate(num_vpages)}
+    wrong = [f"{name}={n}" for name, n in sizes.items() if not 1 <= n < _INT32_MAX]
+    if wrong or not num_vpages:
+        raise errors.ConfigError(
+            errors.say(
+                f"a pool with {', '.join(wrong) or 'no group'}",
+                "pages and the bytes in one are counted from 1 and addressed as pairs "
+                f"of int32, below {_INT32_MAX:,} each",
+                "Take the sizes from budget.solve",
+            )
+        )

@@ -1,0 +1,91 @@
+"""Block tables: which virtual pages hold a sequence, group by group.
+
+Letters: G groups, S sequences, M columns. The law: column m of a group holds the page
+of positions [m * page_size, (m + 1) * page_size); columns beyond a sequence's length
+are null, so nothing behind its length can be reached. Virtual ids are stable for life;
+slots are arithmetic.
+
+    table = empty(pool, num_sequences=8, max_pages=64)
+    vpages, slots = locate(table, 0, positions, page_size=16)
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvmem.pool.ledger import Ledger
+from kvmem.pool.state import Pool
+
+__all__ = ["BlockTable", "empty", "locate", "objections"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BlockTable:
+    """The pages of S sequences in every group, and how many tokens each holds."""
+
+    vpages: jax.Array  # i32[G, S, M] virtual pages, null beyond a length
+    lengths: jax.Array  # i32[S] tokens
+
+
+def empty(books: Pool | Ledger, num_sequences: int, max_pages: int) -> BlockTable:
+    """Return a table of sequences that hold nothing."""
+    nulls = [group.null_vpage for group in books.groups]
+    shape = (num_sequences, max_pages)
+    return BlockTable(
+        vpages=jnp.stack([jnp.full(shape, null, jnp.int32) for null in nulls]),
+        lengths=jnp.zeros(num_sequences, jnp.int32),
+    )
+
+
+def locate(
+    table: BlockTable, group: int, positions: jax.Array, page_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return the virtual page and the slot of each position, i32[S, Q] both.
+
+    Positions that are negative or behind the last column lie in int32's largest id,
+    which is null to every pool.
+    """
+    columns, slots = jnp.divmod(positions, page_size)
+    num_columns = table.vpages.shape[2]
+    inside = (columns >= 0) & (columns < num_columns)
+    safe = jnp.where(inside, columns, 0)
+    vpages = jnp.take_along_axis(table.vpages[group], safe, axis=1)
+    return jnp.where(inside, vpages, jnp.iinfo(jnp.int32).max), slots
+
+
+def objections(
+    table: BlockTable, books: Pool | Ledger, page_sizes: tuple[int, ...]
+) -> tuple[str, ...]:
+    """Return what is wrong with a table, () when sound; on the host.
+
+    Within a sequence's length every id must be held by somebody; beyond it every column
+    must be null.
+    """
+    lengths = np.asarray(table.lengths)
+    found = [
+        f"sequence {s} has length {lengths[s]}" for s in np.nonzero(lengths < 0)[0]
+    ]
+    for g, (group, page_size) in enumerate(zip(books.groups, page_sizes, strict=True)):
+        vpages, refs = np.asarray(table.vpages[g]), np.asarray(group.refs)
+        needed = -(-lengths // page_size)
+        num_columns = vpages.shape[1]
+        found += [
+            f"sequence {s} of length {lengths[s]} needs {needed[s]} pages of group "
+            f"{g}, the table has {num_columns}"
+            for s in np.nonzero(needed > num_columns)[0]
+        ]
+        live = np.arange(num_columns)[None, :] < needed[:, None]
+        inside = (vpages >= 0) & (vpages < refs.size)
+        held = inside & (refs[np.where(inside, vpages, 0)] > 0)
+        for s, m in np.argwhere(live & ~held).tolist():
+            why = "nobody holds it" if inside[s, m] else f"group {g} has {refs.size}"
+            found.append(f"sequence {s} column {m}: virtual page {vpages[s, m]}, {why}")
+        found += [
+            f"sequence {s} column {m}: virtual page {vpages[s, m]} beyond its length "
+            f"{lengths[s]}"
+            for s, m in np.argwhere(~live & (vpages != refs.size)).tolist()
+        ]
+    return tuple(found)
