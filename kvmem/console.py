@@ -20,20 +20,27 @@ from rich.table import Table
 
 from kvmem import errors
 
-__all__ = ["BAD_INPUT", "CHECK_FAILED", "DONE", "Common", "count", "guard", "parse"]
-__all__ += ["out", "table"]
+__all__ = ["BAD_INPUT", "CHECK_FAILED", "DONE", "Common", "Overrides", "count"]
+__all__ += ["guard", "out", "parse", "table"]
 
 DONE, CHECK_FAILED, BAD_INPUT = 0, 1, 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Common:
-    """Options that every command has."""
+Overrides = Annotated[
+    tyro.conf.UseAppendAction[tuple[str, ...]],
+    tyro.conf.arg(metavar="A.B=C", help="override a setting; may be repeated."),
+]
 
-    debug: Annotated[
-        bool,
-        tyro.conf.arg(help="Show the traceback of an error.", help_behavior_hint=""),
-    ] = False
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Common:
+    """Options that every command has.
+
+    Args:
+        debug: show the traceback of an error.
+    """
+
+    debug: bool = False
 
 
 def parse[T](kind: type[T], argv: Sequence[str], prog: str) -> T:

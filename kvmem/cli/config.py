@@ -6,7 +6,6 @@ Sources, later ones win: default, file, environment (KVMEM_A__B), --set a.b=c.
 import dataclasses
 import json
 import os
-from typing import Annotated
 
 import tyro
 
@@ -21,14 +20,11 @@ class Arguments(console.Common):
 
     Args:
         path: a TOML file of configs/.
-        set: an override a.b=c; may be repeated.
         json: print JSON instead of a table.
     """
 
-    path: tyro.conf.Positional[str] = ""
-    set: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="A.B=C")
-    ] = ()
+    path: tyro.conf.Positional[str]
+    set: console.Overrides = ()
     json: bool = False
 
 
