@@ -1,0 +1,254 @@
+"""Mapping: which byte of one rank's page is which byte of the canonical page.
+
+The canonical page is the token records of a page's tokens, one after another. Both
+sides are envelopes; a mapping matches their rows by (layer, field, head) and is never
+written by hand, so a page order of the engine and a canonical order are the same kind
+of thing.
+
+    mapping(group, Topology(tp=4), rank=1, order="packed_nhd")
+    # (CopyRun(local_offset=0, local_stride=256, canonical_offset=256,
+    #          canonical_stride=1024, nbytes=256, count=4),)
+
+A rank of a token-sharded topology keeps local slot s of token shard c at canonical
+token (s // I * dcp + c) * I + s % I, I being the interleave.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from kvmem import errors
+from kvmem.geometry import envelope
+from kvmem.geometry.envelope import Entry, Envelope
+from kvmem.geometry.fields import Field
+from kvmem.geometry.groups import LifecycleGroup
+from kvmem.geometry.topology import Topology
+
+__all__ = [
+    "RECORD",
+    "CopyRun",
+    "Row",
+    "TokenSpan",
+    "canonical_envelope",
+    "fold",
+    "join",
+    "mapping",
+    "rows",
+    "token_spans",
+]
+
+RECORD = "record"  # the canonical order: token records, the only one that is stored
+
+
+@dataclasses.dataclass(frozen=True)
+class CopyRun:
+    """Equal bytes on both sides, repeated at fixed strides.
+
+    Fragment i is [local_offset + i * local_stride, + nbytes) of the rank's page and
+    [canonical_offset + i * canonical_stride, + nbytes) of the canonical page.
+    """
+
+    local_offset: int
+    local_stride: int
+    canonical_offset: int
+    canonical_stride: int
+    nbytes: int
+    count: int
+
+    @property
+    def total_nbytes(self) -> int:
+        """Bytes of all fragments."""
+        return self.nbytes * self.count
+
+    def fragments(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (local offset, canonical offset, nbytes) of each fragment."""
+        for i in range(self.count):
+            yield (
+                self.local_offset + i * self.local_stride,
+                self.canonical_offset + i * self.canonical_stride,
+                self.nbytes,
+            )
+
+    def cut(self, first: int, stop: int) -> "CopyRun":
+        """Return the run of fragments [first, stop) alone."""
+        return dataclasses.replace(
+            self,
+            local_offset=self.local_offset + first * self.local_stride,
+            canonical_offset=self.canonical_offset + first * self.canonical_stride,
+            count=stop - first,
+        )
+
+
+class Row(NamedTuple):
+    """One head of one field inside an envelope: slot s stands at offset + s * stride.
+
+    `key` names it on every topology: (layer, field, global head).
+    """
+
+    key: tuple[str, str, int]
+    field: Field
+    offset: int
+    stride: int
+
+
+class TokenSpan(NamedTuple):
+    """Local slots [slot, slot + count): slot + i keeps canonical token + i * step."""
+
+    slot: int
+    token: int
+    step: int
+    count: int
+
+
+def mapping(
+    group: LifecycleGroup,
+    topology: Topology,
+    rank: int,
+    order: str = "head_major",
+    canonical: str = RECORD,
+) -> tuple[CopyRun, ...]:
+    """Return the runs that couple one page of `rank` with its canonical page.
+
+    Args:
+        order: the page order of the rank.
+        canonical: `RECORD`, or a page order of the whole model as canonical side.
+
+    Raises:
+        IncompatiblePlan: heads or an interleave that the topology cannot serve.
+    """
+    runs = rows(group, topology, rank, order, canonical)
+    return fold(join(runs))
+
+
+def rows(
+    group: LifecycleGroup,
+    topology: Topology,
+    rank: int,
+    order: str,
+    canonical: str = RECORD,
+) -> tuple[CopyRun, ...]:
+    """Return the uncoalesced runs of a rank: one a head, field, layer and token span.
+
+    Fragment i of such a run is one token.
+    """
+    local = envelope.build(group, topology, rank, order)
+    whole = canonical_envelope(group, group.page_size * topology.dcp, canonical)
+    places = {row.key: row for row in _rows_of(whole)}
+    spans = token_spans(group.page_size, topology, rank)
+    return tuple(
+        _couple(row, places[row.key], span) for row in _rows_of(local) for span in spans
+    )
+
+
+def canonical_envelope(
+    group: LifecycleGroup, num_tokens: int, canonical: str = RECORD
+) -> Envelope:
+    """Return the envelope of the canonical page of `num_tokens` tokens.
+
+    Token records stand end to end, without padding: layer, head, field, bytes.
+    """
+    if canonical != RECORD:
+        whole = dataclasses.replace(group, page_size=num_tokens)
+        return envelope.build(whole, Topology(), 0, canonical)
+    entries, end = [], 0
+    for layer in group.layers:
+        for head in range(max(field.rows for field in layer.fields)):
+            for field in layer.fields:
+                if head < field.rows:
+                    entries.append(Entry(field, end, group.record_nbytes, head, 1))
+                    end += field.head_nbytes
+    return Envelope(tuple(entries), num_tokens, RECORD, num_tokens * end)
+
+
+def token_spans(page_size: int, topology: Topology, rank: int) -> tuple[TokenSpan, ...]:
+    """Return where the slots of one page of `rank` stand among the page's tokens."""
+    dcp, shard, width = topology.dcp, topology.dcp_index(rank), topology.interleave
+    if dcp == 1:
+        return (TokenSpan(0, 0, 1, page_size),)
+    if page_size % width:
+        allowed = [d for d in range(1, page_size + 1) if page_size % d == 0]
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"interleave {width} on pages of {page_size} slots, DCP {dcp}",
+                "the tokens of a page lie whole on its ranks, so the interleave "
+                "divides the page",
+                f"Use interleave {', '.join(map(str, allowed))}",
+            )
+        )
+    if width == 1:
+        return (TokenSpan(0, shard, dcp, page_size),)
+    return tuple(
+        TokenSpan(slot, slot * dcp + shard * width, 1, width)
+        for slot in range(0, page_size, width)
+    )
+
+
+def join(runs: Iterable[CopyRun]) -> tuple[CopyRun, ...]:
+    """Merge runs whose fragments touch on both sides, by local offset."""
+    starts = {_start(run): run for run in runs}
+    ends = {_end(run) for run in starts.values()}
+    joined = []
+    for start, run in starts.items():
+        if start in ends:
+            continue  # reached from the run before it
+        nbytes, tail = run.nbytes, run
+        while (follower := starts.get(_end(tail))) is not None:
+            nbytes, tail = nbytes + follower.nbytes, follower
+        joined.append(dataclasses.replace(run, nbytes=nbytes))
+    return tuple(sorted(joined, key=lambda r: (r.local_offset, r.canonical_offset)))
+
+
+def fold(runs: Iterable[CopyRun]) -> tuple[CopyRun, ...]:
+    """Turn runs without gaps into one fragment each, and merge those that touch."""
+    return tuple(map(_solid, join(map(_solid, runs))))
+
+
+def _rows_of(env: Envelope) -> Iterator[Row]:
+    for entry in env.entries:
+        for i in range(entry.nheads):
+            yield Row(
+                (entry.field.layer, entry.field.name, entry.head0 + i),
+                entry.field,
+                entry.offset + i * entry.field.head_nbytes,
+                entry.slot_stride,
+            )
+
+
+def _couple(local: Row, whole: Row, span: TokenSpan) -> CopyRun:
+    return CopyRun(
+        local_offset=local.offset + span.slot * local.stride,
+        local_stride=local.stride,
+        canonical_offset=whole.offset + span.token * whole.stride,
+        canonical_stride=span.step * whole.stride,
+        nbytes=local.field.head_nbytes,
+        count=span.count,
+    )
+
+
+def _solid(run: CopyRun) -> CopyRun:
+    if run.count > 1 and run.local_stride == run.canonical_stride == run.nbytes:
+        total = run.total_nbytes
+        run = dataclasses.replace(run, nbytes=total, count=1)
+    if run.count == 1:  # a stride between one fragment says nothing
+        run = dataclasses.replace(
+            run, local_stride=run.nbytes, canonical_stride=run.nbytes
+        )
+    return run
+
+
+def _lattice(run: CopyRun) -> tuple[int, ...]:
+    if run.count == 1:
+        return (1,)
+    return (run.count, run.local_stride, run.canonical_stride)
+
+
+def _start(run: CopyRun) -> tuple[int, ...]:
+    return (*_lattice(run), run.local_offset, run.canonical_offset)
+
+
+def _end(run: CopyRun) -> tuple[int, ...]:
+    return (
+        *_lattice(run),
+        run.local_offset + run.nbytes,
+        run.canonical_offset + run.nbytes,
+    )

@@ -1,0 +1,218 @@
+"""Device executor: pages to records and back as array programs, for any backend.
+
+In units (the largest blocks that nothing cuts) a plan is two index tables, so an export
+is a gather of pages and a gather of units, and an import the same two turned round and
+one donated scatter. Ranks on a mesh work alone under `shard_map`: an export adds up
+disjoint contributions, an import communicates nothing. Null page ids (one past the end)
+fill with zeros and drop.
+
+    export_pages(pages u8[R, P, E], ids i32[n], tables) -> u8[n * page_tokens, record]
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from kvmem import errors
+from kvmem.canonical.mapping import CopyRun
+from kvmem.canonical.plan import CopyPlan
+from kvmem.canonical.units import expand, index
+from kvmem.transfer.window import Window
+
+__all__ = ["export_runs", "import_runs"]
+
+
+class _Facts(NamedTuple):
+    """Static sizes of one program."""
+
+    unit_nbytes: int
+    page_nbytes: int
+    units_per_record: int
+    page_tokens: int
+    sharding: NamedSharding | None  # None: all ranks on one device
+
+
+def export_runs(
+    pages: jax.Array,
+    page_ids: np.ndarray,
+    plan: CopyPlan,
+    runs: Sequence[Sequence[CopyRun]],
+    window: Window,
+) -> np.ndarray:
+    """Return u8[num_tokens, record] with what `runs` move; other bytes are zero."""
+    facts = _facts(pages, plan)
+    table = _table(plan, runs, to_records=True)
+    padded = _export(pages, _bucket(page_ids, window, pages), table, facts)
+    first = window.first_token - window.pages.start * window.page_tokens
+    return np.asarray(padded)[first : first + window.num_tokens]
+
+
+def import_runs(
+    pages: jax.Array,
+    page_ids: np.ndarray,
+    plan: CopyPlan,
+    runs: Sequence[Sequence[CopyRun]],
+    window: Window,
+    records: np.ndarray,
+) -> jax.Array:
+    """Return pages that hold what `runs` move out of `records`. Donates `pages`."""
+    facts = _facts(pages, plan)
+    table = _table(plan, runs, to_records=False)
+    ids = _bucket(page_ids, window, pages)
+    first = window.first_token - window.pages.start * window.page_tokens
+    padded = np.zeros((len(ids) * window.page_tokens, records.shape[1]), np.uint8)
+    padded[first : first + window.num_tokens] = records
+    bounds = np.asarray([first, first + window.num_tokens], np.int32)
+    return _import(pages, ids, padded, bounds, table, facts)
+
+
+def _bucket(page_ids: np.ndarray, window: Window, pages: jax.Array) -> np.ndarray:
+    """Pad the window's pages with null pages to a power of two, two at least.
+
+    So few programs are compiled, and a scatter of one row, for which XLA copies the
+    whole pool on CPU, never occurs.
+    """
+    touched = page_ids[window.pages.start : window.pages.stop]
+    bucket = max(2, 1 << (len(touched) - 1).bit_length())
+    ids = np.full(bucket, pages.shape[1], np.int32)
+    ids[: len(touched)] = touched
+    return ids
+
+
+def _facts(pages: jax.Array, plan: CopyPlan) -> _Facts:
+    unit = plan.unit_nbytes
+    return _Facts(
+        unit,
+        plan.page_nbytes,
+        plan.record_nbytes // unit,
+        plan.page_tokens,
+        _rank_sharding(pages),
+    )
+
+
+def _rank_sharding(pages: jax.Array) -> NamedSharding | None:
+    """Return the sharding of a pool over mesh axes, None when nothing is split."""
+    if pages.sharding.is_fully_replicated:
+        return None
+    spec = getattr(pages.sharding, "spec", None)
+    if spec is None or any(axis is not None for axis in spec[1:]):
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"pages sharded by {pages.sharding}",
+                "a pool is split over its ranks and along no other axis",
+                'Shard pages with NamedSharding(mesh, PartitionSpec("tp"))',
+            )
+        )
+    return NamedSharding(pages.sharding.mesh, PartitionSpec(spec[0]))
+
+
+def _table(
+    plan: CopyPlan, runs: Sequence[Sequence[CopyRun]], to_records: bool
+) -> np.ndarray:
+    """Return i32[R, units]: where each unit of the target side comes from, or null."""
+    unit = plan.unit_nbytes
+    local_units = plan.page_nbytes // unit
+    canonical_units = plan.page_tokens * plan.record_nbytes // unit
+    tables = []
+    for of_rank in runs:
+        local, canonical = expand(of_rank, unit)
+        if to_records:
+            tables.append(index(canonical, local, canonical_units, local_units))
+        else:
+            tables.append(index(local, canonical, local_units, canonical_units))
+    return np.stack(tables)
+
+
+def _over_ranks(body: Callable, facts: _Facts, in_ranks: str, out_ranks: bool):
+    """Run `body` on each device's ranks; "r" marks arguments split over them."""
+    if facts.sharding is None:
+        return body
+    split, whole = facts.sharding.spec, PartitionSpec()
+    return jax.shard_map(
+        body,
+        mesh=facts.sharding.mesh,
+        in_specs=tuple(split if mark == "r" else whole for mark in in_ranks),
+        out_specs=split if out_ranks else whole,
+    )
+
+
+@functools.partial(jax.jit, static_argnames="facts")
+def _export(
+    pages: jax.Array, ids: jax.Array, table: jax.Array, facts: _Facts
+) -> jax.Array:
+    def body(pages, ids, table):  # u8[r, P, E], i32[n], i32[r, C]
+        rows = _gather(pages, ids)[..., : facts.page_nbytes]
+        words = _words(rows, facts.unit_nbytes)  # [r, n, U, w]
+        ranks, n, units, width = words.shape
+        # Each canonical unit has one writer: its place in the ranks' units end to end.
+        base = units * jnp.arange(ranks, dtype=jnp.int32)[:, None]
+        place = jnp.where(table < units, table + base, ranks * units).min(axis=0)
+        lined_up = jnp.moveaxis(words, 0, 1).reshape(n, ranks * units, width)
+        records = jnp.take(lined_up, place, axis=1, mode="fill", fill_value=0)
+        if facts.sharding is not None:
+            records = jax.lax.psum(records, facts.sharding.spec[0])
+        return _bytes(records).reshape(n * facts.page_tokens, -1)
+
+    return _over_ranks(body, facts, "r.r", out_ranks=False)(pages, ids, table)
+
+
+@functools.partial(jax.jit, static_argnames="facts", donate_argnums=0)
+def _import(
+    pages: jax.Array,
+    ids: jax.Array,
+    records: jax.Array,
+    bounds: jax.Array,
+    table: jax.Array,
+    facts: _Facts,
+) -> jax.Array:
+    def body(pages, ids, records, bounds, table):  # table: i32[r, U]
+        rows = _gather(pages, ids)  # u8[r, n, E]
+        old = _words(rows[..., : facts.page_nbytes], facts.unit_nbytes)  # [r, n, U, w]
+        source = _words(records.reshape(ids.size, -1), facts.unit_nbytes)  # [n, C, w]
+        new = jnp.take(source, table.reshape(-1), axis=1, mode="fill", fill_value=0)
+        new = jnp.moveaxis(new.reshape(ids.size, *table.shape, -1), 1, 0)
+        taken = jnp.moveaxis(_taken(table, ids.size, bounds, facts), 1, 0)
+        mixed = _bytes(jnp.where(taken[..., None], new, old))
+        whole = mixed.reshape(*rows.shape[:2], -1)
+        whole = jnp.concatenate([whole, rows[..., facts.page_nbytes :]], axis=2)
+        return pages.at[:, ids].set(whole, mode="drop")
+
+    run = _over_ranks(body, facts, "r...r", out_ranks=True)
+    return run(pages, ids, records, bounds, table)
+
+
+def _taken(
+    table: jax.Array, num_pages: int, bounds: jax.Array, facts: _Facts
+) -> jax.Array:
+    """Return bool[n, r, U]: units whose token lies in the window, padding never."""
+    token = table // facts.units_per_record  # a null unit is past the page's tokens
+    start = facts.page_tokens * jnp.arange(num_pages, dtype=jnp.int32)
+    at = start[:, None, None] + token[None]
+    inside = (at >= bounds[0]) & (at < bounds[1])
+    return inside & (token < facts.page_tokens)[None]
+
+
+def _gather(pages: jax.Array, ids: jax.Array) -> jax.Array:
+    return jnp.take(pages, ids, axis=1, mode="fill", fill_value=0)
+
+
+def _words(rows: jax.Array, unit_nbytes: int) -> jax.Array:
+    """View u8[..., bytes] as units of the widest word that divides them."""
+    units = rows.reshape(*rows.shape[:-1], -1, unit_nbytes)
+    if unit_nbytes % 4:
+        return units
+    words = units.reshape(*units.shape[:-1], -1, 4)
+    return jax.lax.bitcast_convert_type(words, jnp.uint32)
+
+
+def _bytes(words: jax.Array) -> jax.Array:
+    """View units as u8[..., bytes of a unit]."""
+    if words.dtype == jnp.uint8:
+        return words
+    parts = jax.lax.bitcast_convert_type(words, jnp.uint8)
+    return parts.reshape(*words.shape[:-1], -1)

@@ -1,0 +1,229 @@
+"""Host executor: numpy strided copies straight from and into the arrays' memory.
+
+On CPU a pool's bytes are the process's own memory. Reading is a zero-copy
+`np.asarray` of each shard. Writing goes through `_writable` and nothing else in kvmem
+does so; its rules stand there. Pages are the outer loop and ranks the inner one: a
+page's records stay in cache while every rank fills them.
+"""
+
+import concurrent.futures
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from kvmem.canonical.grid import RunGrid, grids
+from kvmem.canonical.mapping import CopyRun
+from kvmem.transfer.window import Window
+
+__all__ = ["export_runs", "import_runs"]
+
+Copy = Callable[[np.ndarray, np.ndarray], None]  # (rank's bytes, records' bytes)
+
+
+class _Lane(NamedTuple):
+    """One grid of one rank, and the memory of that rank's pages."""
+
+    memory: np.ndarray  # u8[pages * page_nbytes]
+    num_pages: int
+    page_nbytes: int
+    grid: RunGrid
+
+
+def export_runs(
+    pages: jax.Array,
+    page_ids: np.ndarray,
+    runs: Sequence[Sequence[CopyRun]],
+    window: Window,
+    records: np.ndarray,
+    threads: int = 1,
+) -> None:
+    """Copy what `runs` move, a list a rank, out of pages into `records`.
+
+    Args:
+        pages: u8[R, P, E] in this process's memory.
+        page_ids: i64[M], physical pages by table position.
+        records: u8[num_tokens, record], C-contiguous; bytes no run moves are kept.
+    """
+    memories = {}
+    for rank, memory in _memories(jax.block_until_ready(pages), np.asarray):
+        memories[rank] = memory  # equal copies of a rank: any of them
+    lanes = _lanes(pages, memories.items(), runs, records.shape[1])
+    _move(lanes, page_ids, window, records, threads, _to_records)
+
+
+def import_runs(
+    pages: jax.Array,
+    page_ids: np.ndarray,
+    runs: Sequence[Sequence[CopyRun]],
+    window: Window,
+    records: np.ndarray,
+    threads: int = 1,
+) -> jax.Array:
+    """Copy what `runs` move, a list a rank, out of `records` into pages.
+
+    Donates `pages`: the bytes stay where they are, under the array that is returned.
+    """
+    pages = _claim(pages)
+    lanes = _lanes(pages, _memories(pages, _writable), runs, records.shape[1])
+    _move(lanes, page_ids, window, records, threads, _to_pages)
+    return pages
+
+
+def _to_records(local: np.ndarray, record: np.ndarray) -> None:
+    np.copyto(record, local)
+
+
+def _to_pages(local: np.ndarray, record: np.ndarray) -> None:
+    np.copyto(local, record)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _donate(pages: jax.Array) -> jax.Array:
+    return pages
+
+
+def _claim(pages: jax.Array) -> jax.Array:
+    """Return the pool as an array that nobody else refers to. Donates `pages`.
+
+    The runtime does the donation: it waits for every step that still reads the pool,
+    marks the old handle deleted, and where a numpy view of the old bytes is alive it
+    copies, so that no reader ever sees bytes change.
+    """
+    return jax.block_until_ready(_donate(pages))
+
+
+def _writable(shard: jax.Array) -> np.ndarray:
+    """Return a shard's own memory, writable. The only such view in kvmem.
+
+    jax arrays are immutable; this is safe under four rules, kept by `import_runs`:
+    the array was just donated to us (`_claim`), so no computation or view reads it; it
+    is ready; the pointer is taken afresh for every import, never kept; and the view is
+    dropped before the array is handed back, since a later donation may move the bytes.
+    """
+    nbytes = shard.size
+    address = shard.unsafe_buffer_pointer()
+    memory = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(memory, np.uint8).reshape(shard.shape)
+
+
+def _memories(
+    pages: jax.Array, view: Callable[[jax.Array], np.ndarray]
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (rank, u8[P * E]) for every copy of every rank's pages."""
+    for shard in pages.addressable_shards:
+        memory = view(shard.data)
+        assert memory.flags.c_contiguous, "pages lie one after another"
+        first = shard.index[0].start or 0
+        for i, of_rank in enumerate(memory):
+            yield first + i, of_rank.reshape(-1)
+
+
+def _lanes(
+    pages: jax.Array,
+    memories: Iterator[tuple[int, np.ndarray]],
+    runs: Sequence[Sequence[CopyRun]],
+    record_nbytes: int,
+) -> list[_Lane]:
+    _, num_pages, page_nbytes = pages.shape
+    return [
+        _Lane(memory, num_pages, page_nbytes, grid)
+        for rank, memory in memories
+        for grid in grids(runs[rank], record_nbytes)
+    ]
+
+
+def _move(
+    lanes: Sequence[_Lane],
+    page_ids: np.ndarray,
+    window: Window,
+    records: np.ndarray,
+    threads: int,
+    copy: Copy,
+) -> None:
+    for k in window.cut_pages:
+        for lane in lanes:
+            for local, record in _cut(lane, int(page_ids[k]), k, window, records):
+                copy(local, record)
+    whole = window.whole_pages
+    if not whole:
+        return
+    views = [(_pages(lane), _records(lane, window, records)) for lane in lanes]
+    ids = page_ids[whole.start : whole.stop].tolist()
+
+    def move_some(some: range) -> None:
+        for i in some:
+            page = ids[i]
+            for local, record in views:
+                copy(local[page], record[i])
+
+    if threads == 1:
+        return move_some(range(len(ids)))
+    stops = [len(ids) * t // threads for t in range(threads + 1)]
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        shares = [range(a, b) for a, b in zip(stops, stops[1:], strict=False)]
+        list(pool.map(move_some, shares))
+
+
+def _pages(lane: _Lane) -> np.ndarray:
+    """Return u8[P, *grid]: a lane's bytes in every page."""
+    grid = lane.grid
+    return np.ndarray(
+        (lane.num_pages, *grid.shape),
+        np.uint8,
+        lane.memory,
+        grid.corner.local_offset,
+        (lane.page_nbytes, *grid.local_strides),
+    )
+
+
+def _records(lane: _Lane, window: Window, records: np.ndarray) -> np.ndarray:
+    """Return u8[whole pages, *grid]: a lane's bytes in the records of each page."""
+    grid, whole = lane.grid, window.whole_pages
+    first = whole.start * window.page_tokens - window.first_token
+    record_nbytes = records.shape[1]
+    return np.ndarray(
+        (len(whole), *grid.shape),
+        np.uint8,
+        records,
+        first * record_nbytes + grid.corner.canonical_offset,
+        (window.page_tokens * record_nbytes, *grid.canonical_strides),
+    )
+
+
+def _cut(
+    lane: _Lane, page_id: int, page: int, window: Window, records: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield a lane's bytes in the tokens that the window takes of one page."""
+    corner, record_nbytes = lane.grid.corner, records.shape[1]
+    token, step = corner.canonical_offset // record_nbytes, 1
+    if corner.count > 1:
+        step = corner.canonical_stride // record_nbytes
+    low, high = (
+        min(max(-(-(bound - token) // step), 0), corner.count)
+        for bound in window.tokens_of(page)
+    )
+    if low == high:
+        return
+    first = page * window.page_tokens - window.first_token
+    shape = (*lane.grid.counts, high - low, corner.nbytes)
+    run = corner.cut(low, high)
+    yield (
+        np.ndarray(
+            shape,
+            np.uint8,
+            lane.memory,
+            page_id * lane.page_nbytes + run.local_offset,
+            lane.grid.local_strides,
+        ),
+        np.ndarray(
+            shape,
+            np.uint8,
+            records,
+            first * record_nbytes + run.canonical_offset,
+            lane.grid.canonical_strides,
+        ),
+    )

@@ -1,0 +1,149 @@
+"""Records: tokens out of a pool's pages as token records, and back into pages.
+
+The two verbs of this room. The page table is the caller's (physical ids on the host),
+the plan says which byte is which, and the records say nothing of either: what one
+topology exports, every other one imports.
+
+    records = export_records(pool.pages, page_ids, plan, num_tokens=704)
+    pages = import_records(reader.pages, their_ids, records, their_plan)
+
+Every argument is checked before a byte moves, so a refused import changes nothing.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from kvmem import errors
+from kvmem.canonical.judge import judge
+from kvmem.canonical.plan import CopyPlan
+from kvmem.canonical.units import expand
+from kvmem.transfer import checks, device, host
+from kvmem.transfer.choose import choose
+from kvmem.transfer.window import Window
+
+__all__ = ["export_records", "import_records"]
+
+PageIds = Sequence[int] | np.ndarray
+
+
+def export_records(
+    pages: jax.Array,
+    page_ids: PageIds,
+    plan: CopyPlan,
+    num_tokens: int,
+    first_token: int = 0,
+    out: np.ndarray | None = None,
+    *,
+    implementation: str = "auto",
+    verify_replicas: bool = False,
+    threads: int = 1,
+) -> np.ndarray:
+    """Return the records of tokens [first_token, first_token + num_tokens).
+
+    Args:
+        pages: u8[R, P, E], on one device or split over its ranks.
+        page_ids: physical pages of the sequence by table position; positions that hold
+            none of the tokens are not looked at.
+        out: u8[num_tokens, record] to fill, C-contiguous; None: a new array.
+        implementation: "host", "device" or "auto" (see `choose`).
+        verify_replicas: compare the bytes of every holder of a head.
+        threads: host executor only; numpy copies without the interpreter's lock.
+
+    Raises:
+        FormatMismatch: pages or `out` of another shape or dtype than the plan's.
+        InvalidId: a table too short, or a page outside the pool.
+        CorruptPage: `verify_replicas` found holders that differ; names the ranks.
+    """
+    window = Window(first_token, num_tokens, plan.page_tokens)
+    ids = checks.page_table(pages, page_ids, plan, window)
+    if out is None:
+        out = np.empty((num_tokens, plan.record_nbytes), np.uint8)
+    checks.records_fit(out, plan, num_tokens, "out")
+    checks.writable(out)
+    chosen = choose(pages, implementation).implementation
+    if num_tokens == 0:
+        return out
+    _export(chosen, pages, ids, plan, plan.writers, window, out, threads)
+    if verify_replicas:
+        _verify(chosen, pages, ids, plan, window, out)
+    return out
+
+
+def import_records(
+    pages: jax.Array,
+    page_ids: PageIds,
+    records: np.ndarray,
+    plan: CopyPlan,
+    first_token: int = 0,
+    *,
+    implementation: str = "auto",
+    threads: int = 1,
+) -> jax.Array:
+    """Write records into the slots of their tokens, on every holder. Donates `pages`.
+
+    Bytes of other tokens and padding keep their values.
+
+    Args:
+        pages: u8[R, P, E], on one device or split over its ranks.
+        page_ids: physical pages by table position, as for `export_records`.
+        records: u8[num_tokens, record]; row 0 is token `first_token` of the table.
+
+    Raises:
+        FormatMismatch: records of another length or dtype than the plan's.
+        InvalidId: a table too short, a page outside the pool, or one page twice.
+    """
+    window = Window(first_token, len(records), plan.page_tokens)
+    checks.records_fit(records, plan, len(records), "records")
+    ids = checks.page_table(pages, page_ids, plan, window)
+    checks.distinct(ids, window)
+    chosen = choose(pages, implementation).implementation
+    if len(records) == 0:
+        return pages
+    if chosen == "device":
+        return device.import_runs(pages, ids, plan, plan.runs, window, records)
+    packed = np.ascontiguousarray(records)
+    return host.import_runs(pages, ids, plan.runs, window, packed, threads)
+
+
+def _export(chosen, pages, ids, plan, runs, window, out, threads=1) -> None:
+    """Fill `out` with what `runs` move; other bytes of it are undefined."""
+    if chosen == "device":
+        out[...] = device.export_runs(pages, ids, plan, runs, window)
+    else:
+        host.export_runs(pages, ids, runs, window, out, threads)
+
+
+def _verify(chosen, pages, ids, plan, window, records) -> None:
+    """Compare every replica's bytes with the elected ones, rank by rank."""
+    seen = np.empty_like(records)
+    for rank in plan.replicated:
+        alone = [runs if r == rank else () for r, runs in enumerate(plan.runs)]
+        _export(chosen, pages, ids, plan, alone, window, seen)
+        differs = np.where(_held(plan, rank), seen, records)
+        objections = judge(records, differs, plan.group, window.first_token)
+        if objections:
+            first = objections[0]
+            field = next(
+                f
+                for f in plan.group.fields
+                if (f.layer, f.name) == (first.layer, first.field)
+            )
+            others = [r for r in plan.topology.holders(field, first.head) if r != rank]
+            raise errors.CorruptPage(
+                errors.say(
+                    f"verify_replicas: rank {rank} differs from ranks {others}",
+                    f"all holders of a head keep equal bytes; {first}, and "
+                    f"{len(objections) - 1} more fields",
+                    "Compute these tokens again on every rank",
+                )
+            )
+
+
+def _held(plan: CopyPlan, rank: int) -> np.ndarray:
+    """Return bool[record]: the bytes of a record that `rank` holds."""
+    _, canonical = expand(plan.runs[rank], plan.unit_nbytes)
+    held = np.zeros(plan.record_nbytes // plan.unit_nbytes, bool)
+    held[canonical % held.size] = True
+    return np.repeat(held, plan.unit_nbytes)
