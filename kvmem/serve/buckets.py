@@ -1,0 +1,140 @@
+"""Buckets: the shapes that steps are compiled for, declared before the first of them.
+
+A step's arrays are padded to a bucket (rows, new tokens, table width), so the number of
+compiled programs is the number of declared buckets that traffic touches, whatever the
+lengths. Widths grow by factors of 4/3 and 3/2, so a table is at most a third too wide:
+a step reads every page of its table, and reading is what a decode step mostly does.
+
+    buckets = declare(ServeConfig(max_batch=8, max_length=1024), page_size=16)
+    buckets.decode(rows=3, length=130)        # Bucket(rows=8, tokens=1, pages=12)
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+from kvmem import errors
+
+__all__ = ["Bucket", "Buckets", "ServeConfig", "declare"]
+
+_FIRST_WIDTH = 128
+
+
+class Bucket(NamedTuple):
+    """Static shapes of one step: rows S, new tokens a row Q, table width M in pages."""
+
+    rows: int
+    tokens: int
+    pages: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeConfig:
+    """How an engine batches.
+
+    Args:
+        max_batch: sequences that run at once.
+        max_length: tokens of the longest sequence, prompt and output.
+        prefill_chunk: tokens of a prompt computed in one step, at most.
+        batches: row counts a decode step is compiled for; empty: 1, half and all of
+            max_batch.
+        chunks: token counts a prefill step is compiled for; empty: prefill_chunk and
+            its half, quarter and eighth.
+        widths: table widths in tokens; empty: 128, 192, 256, 384, ... to max_length.
+        prefix_cache: share the pages of equal prefixes between requests.
+    """
+
+    max_batch: int = 8
+    max_length: int = 2048
+    prefill_chunk: int = 256
+    batches: tuple[int, ...] = ()
+    chunks: tuple[int, ...] = ()
+    widths: tuple[int, ...] = ()
+    prefix_cache: bool = True
+
+    def __post_init__(self):
+        laws = {
+            "max_batch >= 1": self.max_batch >= 1,
+            "max_length >= 2": self.max_length >= 2,
+            "prefill_chunk >= 1": self.prefill_chunk >= 1,
+            "max(batches) == max_batch": not self.batches
+            or max(self.batches) == self.max_batch,
+            "max(chunks) == prefill_chunk": not self.chunks
+            or max(self.chunks) == self.prefill_chunk,
+            "max(widths) >= max_length": not self.widths
+            or max(self.widths) >= self.max_length,
+            "every bucket >= 1": all(
+                size >= 1 for size in (*self.batches, *self.chunks, *self.widths)
+            ),
+        }
+        broken = [law for law, holds in laws.items() if not holds]
+        if broken:
+            raise errors.ConfigError(
+                errors.say(
+                    f"serving with {self}",
+                    f"the law is {', '.join(broken)}",
+                    "Change the values named, or leave the lists empty",
+                )
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Buckets:
+    """Declared sizes, ascending; `pages` are table widths."""
+
+    batches: tuple[int, ...]
+    chunks: tuple[int, ...]
+    pages: tuple[int, ...]
+    page_size: int
+
+    def decode(self, rows: int, length: int) -> Bucket:
+        """Return the bucket of one new token for `rows` sequences up to `length`."""
+        return Bucket(_at_least(self.batches, rows), 1, self._width(length))
+
+    def prefill(self, tokens: int, length: int) -> Bucket:
+        """Return the bucket of a chunk of `tokens` that ends at `length`."""
+        return Bucket(1, _at_least(self.chunks, tokens), self._width(length))
+
+    def all(self) -> tuple[Bucket, ...]:
+        """Return every declared bucket: batches and chunks, at each width."""
+        return tuple(
+            [Bucket(rows, 1, pages) for rows in self.batches for pages in self.pages]
+            + [
+                Bucket(1, tokens, pages)
+                for tokens in self.chunks
+                for pages in self.pages
+                if tokens > 1
+            ]
+        )
+
+    def _width(self, length: int) -> int:
+        return _at_least(self.pages, -(-length // self.page_size))
+
+
+def declare(config: ServeConfig, page_size: int) -> Buckets:
+    """Return the buckets of an engine, defaults filled in."""
+    batches = config.batches or (1, config.max_batch // 2, config.max_batch)
+    chunks = config.chunks or [config.prefill_chunk >> n for n in range(4)]
+    widths = config.widths or _widths(config.max_length)
+    pages = {-(-width // page_size) for width in widths}
+    return Buckets(
+        batches=tuple(sorted({size for size in batches if size})),
+        chunks=tuple(sorted({size for size in chunks if size})),
+        pages=tuple(sorted(pages)),
+        page_size=page_size,
+    )
+
+
+def _widths(max_length: int) -> tuple[int, ...]:
+    """Return 128, 192, 256, 384, 512, ... up to the first that holds max_length."""
+    widths = [_FIRST_WIDTH]
+    while widths[-1] < max_length:
+        power = _FIRST_WIDTH << ((len(widths) - 1) // 2)
+        widths.append(power * 3 // 2 if len(widths) % 2 else power * 2)
+    return tuple(widths)
+
+
+def _at_least(sizes: tuple[int, ...], wanted: int) -> int:
+    for size in sizes:
+        if size >= wanted:
+            return size
+    raise AssertionError(f"no bucket of {wanted} among {sizes}")

@@ -1,0 +1,184 @@
+"""The engine's pages: the host's books, the prefix cache, and what the device still
+owes.
+
+Every verb runs at once on the host (`pool.Ledger` gives the very ids that the device
+will give) and is written down as an operation; `apply` plays the operations on the
+device pool, in the same order, before the next step. No verb waits for the device.
+
+The accounting law, in pages: free + evictable + in use = total, where evictable are
+those that only the prefix cache holds, and in use are those that a sequence holds.
+
+    table = PageTable(ledger, PrefixCache(16))
+    pages = table.take(3)          # None when three cannot be had even by evicting
+    pool = table.apply(pool)
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvmem import pool as pools
+from kvmem.prefix import Hit, PrefixCache
+
+__all__ = ["Accounts", "PageTable"]
+
+_GROUP = 0
+_LANES = 32  # ids a device call carries; one trace a verb, whatever the number of pages
+
+
+class Accounts(NamedTuple):
+    """Where every page is: free, cached only, in use by a sequence, and in all."""
+
+    free: int
+    evictable: int
+    in_use: int
+    total: int
+
+
+class PageTable:
+    """Pages of one lifecycle group: handed out, shared, cached, given back."""
+
+    def __init__(self, ledger: pools.Ledger, cache: PrefixCache):
+        self.ledger = ledger
+        self.cache = cache
+        self.page_size = cache.page_size
+        self._owed: list[tuple[str, tuple[int, ...], int]] = []
+
+    @property
+    def null_vpage(self) -> int:
+        """The id that is nobody's."""
+        return self.ledger.groups[_GROUP].null_vpage
+
+    def accounts(self) -> Accounts:
+        """Count the pages of each kind."""
+        free, total = self.ledger.num_free, self.ledger.num_pages
+        cached = np.fromiter(self.cache.vpages(), np.int64, self.cache.num_pages)
+        evictable = int((self.ledger.groups[_GROUP].refs[cached] == 1).sum())
+        return Accounts(free, evictable, total - free - evictable, total)
+
+    def pages_for(self, length: int) -> int:
+        """Return the pages that `length` tokens need."""
+        return -(-length // self.page_size)
+
+    def can_take(self, count: int) -> bool:
+        """Say whether `count` pages can be had, by eviction if need be."""
+        if count <= self.ledger.num_free:
+            return True
+        accounts = self.accounts()
+        return count <= accounts.free + accounts.evictable
+
+    def take(self, count: int) -> tuple[int, ...] | None:
+        """Hand out `count` zeroed pages, evicting cached ones if need be; or None."""
+        if not self.can_take(count):
+            return None
+        short = count - self.ledger.num_free
+        if short > 0:
+            self._release(self.cache.evict(short, self._is_idle))
+        if count == 0:
+            return ()
+        vpages = self.ledger.handout(_GROUP, [count], count)[0]
+        taken = tuple(int(v) for v in vpages)
+        self._owed.append(("handout", taken, 0))
+        return taken
+
+    def give_back(self, vpages: Iterable[int]) -> None:
+        """Drop a sequence's hold on its pages, tail first."""
+        self._release(tuple(reversed(tuple(vpages))))
+
+    def adopt(self, hit: Hit, tokens: Sequence[int]) -> list[int]:
+        """Take a hold on the pages of a prefix hit, for one more sequence."""
+        self.cache.touch(tokens[: hit.num_tokens])
+        if hit.vpages:
+            self.ledger.retain(_GROUP, hit.vpages)
+            self._owed.append(("retain", hit.vpages, 0))
+        return list(hit.vpages)
+
+    def publish(self, tokens: Sequence[int], vpages: Sequence[int]) -> None:
+        """Offer the whole pages of computed, accepted tokens to later requests."""
+        adopted = self.cache.publish(tokens, vpages)
+        if adopted:
+            self.ledger.retain(_GROUP, adopted)
+            self._owed.append(("retain", adopted, 0))
+
+    def fork(self, vpages: Sequence[int], length: int) -> list[int] | None:
+        """Share the pages of `length` tokens with another sample; copy a partial one.
+
+        Returns:
+            The other sample's pages, or None when no page is left for the copy.
+        """
+        held = tuple(vpages[: self.pages_for(length)])
+        copied = len(held) - 1 if length % self.page_size else len(held)
+        if copied < len(held):
+            if not self.can_take(1):
+                return None
+            if self.ledger.num_free < 1:
+                self._release(self.cache.evict(1, self._is_idle))
+        child = self.ledger.fork(_GROUP, held, copied)
+        self._owed.append(("fork", held, copied))
+        return [int(v) for v in child]
+
+    def clear_cache(self) -> int:
+        """Drop every cached page; return how many are still held by sequences."""
+        held = self.cache.clear()
+        self._release(held)
+        refs = self.ledger.groups[_GROUP].refs
+        return int((refs[np.asarray(held, np.int64)] > 0).sum())
+
+    def apply(self, pool: pools.Pool) -> pools.Pool:
+        """Donates `pool`. Play on the device what the host has already decided."""
+        for verb, vpages, copied in self._owed:
+            pool = _PLAY[verb](pool, vpages, copied, self.null_vpage)
+        self._owed = []
+        return pool
+
+    def _is_idle(self, vpage: int) -> bool:
+        return int(self.ledger.groups[_GROUP].refs[vpage]) == 1
+
+    def _release(self, vpages: tuple[int, ...]) -> None:
+        if vpages:
+            self.ledger.release(_GROUP, vpages)
+            self._owed.append(("release", vpages, 0))
+
+
+def _play_handout(pool: pools.Pool, vpages: tuple[int, ...], _: int, __: int):
+    for at in range(0, len(vpages), _LANES):
+        lanes = min(_LANES, len(vpages) - at)
+        want = np.asarray([1] * lanes + [0] * (_LANES - lanes), np.int32)
+        pool, _, _ = pools.handout(pool, _GROUP, want, 1)
+    return pool
+
+
+def _play_release(pool: pools.Pool, vpages: tuple[int, ...], _: int, null: int):
+    for lanes in _padded(vpages, null):
+        pool, _ = pools.release(pool, _GROUP, lanes)
+    return pool
+
+
+def _play_retain(pool: pools.Pool, vpages: tuple[int, ...], _: int, null: int):
+    for lanes in _padded(vpages, null):
+        pool, _ = pools.retain(pool, _GROUP, lanes)
+    return pool
+
+
+def _play_fork(pool: pools.Pool, vpages: tuple[int, ...], copied: int, null: int):
+    """Share in lanes of one width; the copied page, if any, is in the last of them."""
+    for at, lanes in enumerate(_padded(vpages, null)):
+        column = copied - at * _LANES if copied < len(vpages) else _LANES
+        column = column if 0 <= column < _LANES else _LANES
+        pool, _, _ = pools.fork(pool, _GROUP, lanes, column)
+    return pool
+
+
+def _padded(vpages: Sequence[int], null: int) -> list[np.ndarray]:
+    """Cut ids into rows of one width, the last one padded with null."""
+    rows = [vpages[at : at + _LANES] for at in range(0, len(vpages), _LANES)]
+    return [np.asarray([*row, *[null] * (_LANES - len(row))], np.int32) for row in rows]
+
+
+_PLAY = {
+    "handout": _play_handout,
+    "release": _play_release,
+    "retain": _play_retain,
+    "fork": _play_fork,
+}

@@ -1,0 +1,251 @@
+"""Who runs next: admission, chunks of prefill, batches of decode, preemption.
+
+A pure host object over a `PageTable`; it never touches a device. Laws: a request that
+can never fit is refused when it arrives; an admitted sequence has pages for every token
+it already knows; when pages run short, the newest sequence gives all of its own back
+and waits, so the oldest always goes on; whatever ends, its pages return exactly once.
+
+    scheduler.add(sequence)
+    scheduler.admit()                 # waiting -> running, prefix hits adopted
+    work = scheduler.plan()           # Work("prefill" | "decode", rows), or None
+    scheduler.advance(work)           # their tokens are computed
+
+A sequence with one token left decodes, one with more prefills: a prefix hit that leaves
+one token goes straight to the decode batch.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from kvmem import errors
+from kvmem.serve.page_table import PageTable
+from kvmem.serve.request import Sequence
+
+__all__ = ["Row", "Scheduler", "Work"]
+
+
+class Row(NamedTuple):
+    """Compute tokens [start, start + count) of one sequence."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+
+class Work(NamedTuple):
+    """One step: a "prefill" chunk of one sequence, or a "decode" of several."""
+
+    kind: str
+    rows: tuple[Row, ...]
+
+
+class Scheduler:
+    """Sequences waiting and running, and the policy between them."""
+
+    def __init__(
+        self, table: PageTable, *, max_batch: int, prefill_chunk: int, max_length: int
+    ):
+        self.table = table
+        self.max_batch = max_batch
+        self.prefill_chunk = prefill_chunk
+        self.max_length = max_length
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preempted = 0
+        self._prefilled_last = False
+
+    @property
+    def has_work(self) -> bool:
+        """Say whether any sequence is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for admission, first come first served.
+
+        Raises:
+            OutOfPages: it could never fit, alone in an empty pool.
+            ConfigError: an empty prompt, one beyond the longest text, or more samples
+                than a batch holds.
+        """
+        self._require_admissible(sequence)
+        self.waiting.append(sequence)
+
+    def admit(self) -> list[Sequence]:
+        """Move waiting sequences into the running set while pages and rows allow.
+
+        Pages of a cached prefix are shared, the rest of what is known is handed out.
+        """
+        admitted = []
+        while self.waiting and self._has_rows_for(self.waiting[0]):
+            sequence = self.waiting[0]
+            if not self._give_pages(sequence):
+                break
+            self.waiting.popleft()
+            self.running.append(sequence)
+            admitted.append(sequence)
+        return admitted
+
+    def plan(self) -> Work | None:
+        """Choose the next step; prefill chunks and decode batches take turns.
+
+        Decoding may preempt: rows whose next page cannot be had go back to waiting.
+        """
+        prefilling = [s for s in self.running if s.num_left > 1]
+        decoding = [s for s in self.running if s.num_left == 1]
+        if prefilling and not (decoding and self._prefilled_last):
+            self._prefilled_last = True
+            first = prefilling[0]
+            count = min(first.num_left, self.prefill_chunk)
+            return Work("prefill", (Row(first, first.num_computed, count),))
+        self._prefilled_last = False
+        rows = [
+            Row(sequence, sequence.num_computed, 1)
+            for sequence in decoding
+            if sequence in self.running and self._grow(sequence)
+        ]
+        return Work("decode", tuple(rows)) if rows else None
+
+    def advance(self, work: Work) -> list[Sequence]:
+        """Count the tokens of `work` as computed; return who needs a next token.
+
+        A sequence that has computed all it knows offers its whole pages for reuse.
+        """
+        ready = []
+        for sequence, _, count in work.rows:
+            sequence.num_computed += count
+            if sequence.num_left == 0:
+                if not sequence.output_ids or work.kind == "prefill":
+                    self.publish(sequence)
+                ready.append(sequence)
+        return ready
+
+    def publish(self, sequence: Sequence) -> None:
+        """Offer a sequence's computed whole pages to later requests."""
+        computed = sequence.tokens[: sequence.num_computed]
+        self.table.publish(computed, sequence.vpages)
+
+    def fork(self, sequence: Sequence, twin: Sequence) -> None:
+        """Start another sample from the pages of one that has just finished its prompt.
+
+        Without a page for the copy the twin waits like any other sequence: its prompt
+        is in the prefix cache.
+        """
+        vpages = self.table.fork(sequence.vpages, sequence.num_computed)
+        if vpages is None:
+            self._forget_pages(twin)
+            self.waiting.appendleft(twin)
+            return
+        twin.vpages = vpages
+        self.running.append(twin)
+
+    def finish(self, sequence: Sequence) -> None:
+        """End a sequence that ran to its end: publish its pages, then give them
+        back."""
+        self.publish(sequence)
+        self.drop(sequence)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence out, wherever it is, and give its pages back; once."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        else:
+            raise errors.InvalidId(
+                errors.say(
+                    f"request {sequence.request_id} sample {sequence.sample}",
+                    "it has ended, and its pages were given back then",
+                    "Drop a sequence once",
+                )
+            )
+        self.table.give_back(sequence.vpages)
+        self._forget_pages(sequence)
+
+    def _require_admissible(self, sequence: Sequence) -> None:
+        sampling, length = sequence.sampling, sequence.max_length
+        if sequence.num_prompt == 0:
+            asked, law, cure = (
+                "an empty prompt",
+                "the first step needs a token to feed",
+                "Give at least one token",
+            )
+        elif length > self.max_length:
+            asked = (
+                f"{sequence.num_prompt} prompt tokens and {sampling.max_tokens} more"
+            )
+            law = f"a sequence has at most {self.max_length} tokens here"
+            cure = "Shorten the prompt, lower max_tokens, or raise serve.max_length"
+        elif sampling.n > self.max_batch:
+            asked = f"{sampling.n} samples of one prompt"
+            law = f"a batch has {self.max_batch} rows"
+            cure = "Lower n or raise serve.max_batch"
+        else:
+            self._require_pages(length)
+            return
+        raise errors.ConfigError(errors.say(asked, law, cure))
+
+    def _require_pages(self, length: int) -> None:
+        # The last token of a sequence is returned and never fed, so it needs no slot.
+        needed = self.table.pages_for(length - 1)
+        total = self.table.ledger.num_pages
+        if needed > total:
+            raise errors.OutOfPages(
+                errors.say(
+                    f"a sequence of up to {length} tokens",
+                    f"it needs {needed} pages of {self.table.page_size} tokens, the "
+                    f"pool has {total}",
+                    "Shorten it, or give the pool more memory",
+                )
+            )
+
+    def _has_rows_for(self, sequence: Sequence) -> bool:
+        """Keep rows for samples that are still to fork from a prompt in prefill."""
+        taken = sum(
+            1 if s.sample or s.num_computed >= s.num_prompt else s.sampling.n
+            for s in self.running
+        )
+        mine = 1 if sequence.sample or sequence.output_ids else sequence.sampling.n
+        return taken + mine <= self.max_batch
+
+    def _give_pages(self, sequence: Sequence) -> bool:
+        """Share the cached prefix and hand out the rest; all or nothing."""
+        hit = self.table.cache.match(sequence.tokens)
+        held = self.table.adopt(hit, sequence.tokens)
+        needed = self.table.pages_for(len(sequence.tokens))
+        fresh = self.table.take(needed - len(held))
+        if fresh is None:
+            self.table.give_back(held)
+            return False
+        sequence.vpages = [*held, *fresh]
+        sequence.num_computed = hit.num_tokens
+        sequence.cached_tokens = min(hit.num_tokens, sequence.num_prompt)
+        return True
+
+    def _grow(self, sequence: Sequence) -> bool:
+        """Make room for one more token, preempting the newest if need be.
+
+        Returns:
+            Whether the sequence still runs.
+        """
+        while self.table.pages_for(len(sequence.tokens)) > len(sequence.vpages):
+            fresh = self.table.take(1)
+            if fresh is not None:
+                sequence.vpages.extend(fresh)
+                continue
+            newest = self.running[-1]
+            self._preempt(newest)
+            if newest is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Send a sequence back to the head of the queue without its pages."""
+        self.running.remove(sequence)
+        self.table.give_back(sequence.vpages)
+        self._forget_pages(sequence)
+        self.waiting.appendleft(sequence)
+        self.num_preempted += 1
+
+    def _forget_pages(self, sequence: Sequence) -> None:
+        sequence.vpages = []
+        sequence.num_computed = 0
