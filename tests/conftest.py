@@ -6,6 +6,8 @@ imported, so they stand in the environment before that: processes that a test st
 inherit them.
 """
 
+import hashlib
+import itertools
 import os
 import pathlib
 import sys
@@ -32,6 +34,7 @@ for _name in [name for name in os.environ if name.startswith("KVMEM_")]:
     del os.environ[_name]
 os.environ.update(_STRICT)
 
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 
@@ -56,3 +59,97 @@ def pytest_collection_modifyitems(
 def repo_root() -> pathlib.Path:
     """The checkout's top folder."""
     return _ROOT
+
+
+_ORDERS = {  # page orders in words, spelled out again on purpose
+    "head_major": "layer head field token",
+    "token_major": "layer field token head",
+    "split_hnd": "layer field head token",
+    "packed_nhd": "layer token head field",
+    "packed_hnd": "layer head token field",
+    "slot_major": "token layer head field",
+}
+
+
+class Oracle:
+    """Token records and pages sliced out of a logical array, without any mapping.
+
+    Fills are SHAKE-128 streams: aperiodic, so that no two places hold equal bytes.
+    """
+
+    @staticmethod
+    def stream(nbytes: int, seed: str = "kvmem-canon-v1") -> np.ndarray:
+        """Return u8[nbytes] of the golden stream."""
+        digest = hashlib.shake_128(seed.encode()).digest(nbytes)
+        return np.frombuffer(digest, np.uint8)
+
+    def logical(self, group, num_tokens: int, seed: str = "kvmem-canon-v1") -> dict:
+        """Return {(layer, field): u8[token, head, bytes]}."""
+        return {
+            (f.layer, f.name): self.stream(
+                num_tokens * f.heads * f.head_nbytes, f"{seed}/{f.layer}/{f.name}"
+            ).reshape(num_tokens, f.heads, f.head_nbytes)
+            for f in group.fields
+        }
+
+    @staticmethod
+    def records(group, logical: dict) -> np.ndarray:
+        """Return u8[token, record]: layer, head, field (k, v), bytes."""
+        parts = [
+            logical[layer.name, field][:, head]
+            for layer in group.layers
+            for head in range(layer.kv_heads)
+            for field in ("k", "v")
+        ]
+        return np.concatenate(parts, axis=1)
+
+    @staticmethod
+    def heads(num_heads: int, tp: int, tp_index: int) -> list[int]:
+        """Return the global heads of a head shard."""
+        if tp >= num_heads:
+            return [int(np.repeat(np.arange(num_heads), tp // num_heads)[tp_index])]
+        return np.split(np.arange(num_heads), tp)[tp_index].tolist()
+
+    def page(self, group, logical, topology, rank, order, number=0) -> bytes:
+        """Return page `number` of a rank, laid down axis by axis."""
+        shards, mine = topology.dcp, rank % topology.dcp
+        tokens = range(number * group.page_size * shards, len(logical[_any(logical)]))
+        owned = [t for t in tokens if t // topology.interleave % shards == mine]
+        heads = self.heads(group.layers[0].kv_heads, topology.tp, rank // shards)
+        axes = _ORDERS[order].split()
+        values = {
+            "layer": [layer.name for layer in group.layers],
+            "field": ["k", "v"],
+            "head": [heads] if axes[-1] == "head" else [[head] for head in heads],
+            "token": owned[: group.page_size],
+        }
+        page = b""
+        for place in itertools.product(*(values[axis] for axis in axes)):
+            at = dict(zip(axes, place, strict=True))
+            cell = logical[at["layer"], at["field"]][at["token"]]
+            row = b"".join(cell[head].tobytes() for head in at["head"])
+            page += row + bytes(-len(row) % 16)
+        return page
+
+    def pages(self, group, logical, topology, order) -> np.ndarray:
+        """Return u8[rank, page, bytes] of every whole page of the logical array."""
+        num_tokens = len(logical[_any(logical)])
+        num_pages = num_tokens // (group.page_size * topology.dcp)
+        pages = [
+            [
+                self.page(group, logical, topology, rank, order, number)
+                for number in range(num_pages)
+            ]
+            for rank in range(topology.ranks)
+        ]
+        return np.array([[np.frombuffer(p, np.uint8) for p in r] for r in pages])
+
+
+def _any(logical: dict) -> tuple:
+    return next(iter(logical))
+
+
+@pytest.fixture(scope="session")
+def oracle() -> Oracle:
+    """Records and pages by slicing a logical array: the judge of every mapping."""
+    return Oracle()

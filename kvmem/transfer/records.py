@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from kvmem import errors
-from kvmem.canonical.judge import judge
+from kvmem.canonical.judge import Objection, judge
 from kvmem.canonical.plan import CopyPlan
 from kvmem.canonical.units import expand
 from kvmem.transfer import checks, device, host
@@ -121,29 +121,34 @@ def _verify(chosen, pages, ids, plan, window, records) -> None:
     for rank in plan.replicated:
         alone = [runs if r == rank else () for r, runs in enumerate(plan.runs)]
         _export(chosen, pages, ids, plan, alone, window, seen)
-        differs = np.where(_held(plan, rank), seen, records)
-        objections = judge(records, differs, plan.group, window.first_token)
+        merged = np.where(_held(plan, rank, window), seen, records)
+        objections = judge(records, merged, plan.group, window.first_token)
         if objections:
-            first = objections[0]
-            field = next(
-                f
-                for f in plan.group.fields
-                if (f.layer, f.name) == (first.layer, first.field)
-            )
-            others = [r for r in plan.topology.holders(field, first.head) if r != rank]
             raise errors.CorruptPage(
                 errors.say(
-                    f"verify_replicas: rank {rank} differs from ranks {others}",
-                    f"all holders of a head keep equal bytes; {first}, and "
+                    f"verify_replicas: rank {rank} differs from "
+                    f"ranks {_other_holders(plan, rank, objections[0])}",
+                    f"all holders of a head keep equal bytes; {objections[0]}, and "
                     f"{len(objections) - 1} more fields",
                     "Compute these tokens again on every rank",
                 )
             )
 
 
-def _held(plan: CopyPlan, rank: int) -> np.ndarray:
-    """Return bool[record]: the bytes of a record that `rank` holds."""
+def _held(plan: CopyPlan, rank: int, window: Window) -> np.ndarray:
+    """Return bool[num_tokens, record]: the bytes that `rank` holds."""
     _, canonical = expand(plan.runs[rank], plan.unit_nbytes)
-    held = np.zeros(plan.record_nbytes // plan.unit_nbytes, bool)
-    held[canonical % held.size] = True
-    return np.repeat(held, plan.unit_nbytes)
+    units = plan.record_nbytes // plan.unit_nbytes
+    held = np.zeros(plan.page_tokens * units, bool)
+    held[canonical] = True
+    tokens = np.arange(window.first_token, window.stop_token) % plan.page_tokens
+    return np.repeat(held.reshape(-1, units)[tokens], plan.unit_nbytes, axis=1)
+
+
+def _other_holders(plan: CopyPlan, rank: int, found: Objection) -> list[int]:
+    (field,) = (
+        f for f in plan.group.fields if (f.layer, f.name) == (found.layer, found.field)
+    )
+    shard = plan.topology.dcp_index(rank)
+    holders = plan.topology.holders(field, found.head)
+    return [r for r in holders if r != rank and plan.topology.dcp_index(r) == shard]

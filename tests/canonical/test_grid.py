@@ -1,0 +1,62 @@
+"""Grids cover each run once, and a regular page is one of them."""
+
+import itertools
+
+import pytest
+
+from kvmem import canonical
+from kvmem.canonical.grid import RunGrid, grids
+from kvmem.canonical.mapping import CopyRun
+from kvmem.geometry import Topology
+from kvmem.geometry.envelope import ORDERS
+
+
+def cells(grid):
+    """Return every run of a grid, by its definition."""
+    found = []
+    for place in itertools.product(*map(range, grid.counts)):
+        local = sum(i * s for i, s in zip(place, grid.local_steps, strict=True))
+        whole = sum(i * s for i, s in zip(place, grid.canonical_steps, strict=True))
+        corner = grid.corner
+        found.append(
+            CopyRun(
+                corner.local_offset + local,
+                corner.local_stride,
+                corner.canonical_offset + whole,
+                corner.canonical_stride,
+                corner.nbytes,
+                corner.count,
+            )
+        )
+    return found
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS))
+@pytest.mark.parametrize("topology", [Topology(1), Topology(3), Topology(9, 2, 2)])
+@pytest.mark.parametrize("dim", [16, 9])
+def test_grids_cover_each_run_once(build, order, topology, dim):
+    group = build.group(5, 3, dim=dim, v_head_dim=8, page_size=4)
+    plan = canonical.plan(group, topology, order)
+    for runs in (*plan.runs, *plan.writers):
+        found = grids(runs, plan.record_nbytes)
+        covered = [run for grid in found for run in cells(grid)]
+        assert sorted(covered, key=str) == sorted(runs, key=str)
+
+
+@pytest.mark.parametrize("order", sorted(ORDERS))
+@pytest.mark.parametrize("tp", [1, 3, 9])
+def test_a_page_of_equal_layers_is_one_copy_a_rank(build, order, tp):
+    plan = canonical.plan(build.group(30, 3, dim=64, page_size=16), Topology(tp), order)
+    assert {len(grids(r, plan.record_nbytes)) for r in plan.writers} == {1}
+
+
+def test_uneven_runs_keep_their_own_grids():
+    runs = [CopyRun(o, 64, o, 4096, 16, 4) for o in (0, 16, 32, 1000)]
+    found = grids(runs, 4096)
+    assert [g.counts for g in found] == [(3,), ()]
+    assert found[0] == RunGrid(runs[0], (3,), (16,), (16,))
+
+
+def test_a_grid_never_steps_from_token_to_token():
+    runs = [CopyRun(64 * t, 16, 128 * t, 128, 16, 1) for t in range(4)]
+    assert [g.counts for g in grids(runs, 128)] == [()] * 4
