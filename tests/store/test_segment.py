@@ -1,0 +1,266 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from kvmem.store import durable, manifest, segment
+from kvmem.store.segment import Facts, Unusable
+
+FACTS = Facts("m", "f", 4, 96)
+NAME = "00000001-0a0b0c0d"
+
+
+@pytest.fixture
+def written(tmp_path, make_chunks):
+    chunks = make_chunks(5)
+    rows = chunks.records.reshape(5, -1)
+    return segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
+
+
+def read(seg, rows):
+    out = np.full((len(rows), FACTS.row_nbytes), 0xEE, np.uint8)
+    return segment.read(seg, rows, out), out
+
+
+def test_what_was_written_is_loaded_without_reading_an_array(written, make_chunks):
+    chunks = make_chunks(5)
+    for path in (written.folder / segment.ORBAX).rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    loaded = segment.load(written.folder, FACTS)
+    assert loaded.keys == chunks.keys and loaded.checksums == written.checksums
+    assert loaded.tokens.dtype == np.int32
+    np.testing.assert_array_equal(loaded.tokens, chunks.tokens)
+    assert (loaded.name, loaded.nbytes) == (NAME, chunks.records.nbytes)
+
+
+def test_rows_are_read_in_the_order_asked(written, make_chunks):
+    rows = make_chunks(5).records.reshape(5, -1)
+    faults, out = read(segment.load(written.folder, FACTS), [3, 0, 4])
+    assert faults == [None] * 3
+    np.testing.assert_array_equal(out, rows[[3, 0, 4]])
+
+
+def test_a_row_of_zeros_and_a_row_of_ff_come_back(tmp_path, make_chunks):
+    chunks = make_chunks(2)
+    rows = np.stack([np.zeros(384, np.uint8), np.full(384, 0xFF, np.uint8)])
+    seg = segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
+    faults, out = read(seg, [0, 1])
+    assert faults == [None, None] and segment.inspect(seg) == ()
+    np.testing.assert_array_equal(out, rows)
+
+
+def test_orbax_keeps_one_stacked_uncompressed_array_with_a_file_a_row(written):
+    array = written.folder / segment.ORBAX / segment.ARRAY
+    about = json.loads((array / "zarr.json").read_text())
+    assert about["shape"] == [5, 384] and about["data_type"] == "uint8"
+    assert about["chunk_grid"]["configuration"]["chunk_shape"] == [1, 384]
+    codecs = [c["name"] for c in about["codecs"][0]["configuration"]["codecs"]]
+    assert codecs == ["bytes"]
+    files = sorted(p.relative_to(array).as_posix() for p in array.rglob("0/0"))
+    assert len([p for p in array.rglob("c/*/0") if p.is_file()]) == 5, files
+
+
+def test_every_file_is_listed_sealed_and_closed_to_others(written):
+    body = manifest.unpack((written.folder / manifest.NAME).read_bytes())
+    there = {
+        p.relative_to(written.folder).as_posix()
+        for p in written.folder.rglob("*")
+        if p.is_file()
+    }
+    assert there == set(body["files"]) | {manifest.NAME}
+    assert {"orbax/_METADATA", segment.SIDECAR} <= there
+    for path in [written.folder, *written.folder.rglob("*")]:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_the_manifest_comes_last_and_the_folder_is_durable_before(
+    tmp_path, make_chunks, monkeypatch
+):
+    """What is not synced when `write` returns could be lost, so nothing is left out."""
+    events = []
+    fsync, rename = os.fsync, os.rename
+
+    def note(kind, path):
+        events.append((kind, os.path.relpath(path, tmp_path)))
+
+    monkeypatch.setattr(
+        os,
+        "fsync",
+        lambda fd: (note("sync", os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)),
+    )
+
+    def renamed(a, b):
+        if str(b).endswith(manifest.NAME):
+            note("rename", b)
+        return rename(a, b)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    chunks = make_chunks(3)
+    rows = chunks.records.reshape(3, -1)
+    seg = segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
+    sealed = {("sync", NAME), ("sync", ".")} | {
+        ("sync", os.path.relpath(p, tmp_path))
+        for p in seg.folder.rglob("*")
+        if p.name != manifest.NAME
+    }
+    assert set(events[:-3]) == sealed
+    assert events[-3:] == [
+        ("sync", f"{NAME}/{manifest.NAME}.tmp"),
+        ("rename", f"{NAME}/{manifest.NAME}"),
+        ("sync", NAME),
+    ]
+
+
+@pytest.mark.parametrize("step", ["_save_with_orbax", "_pack_sidecar", "_body"])
+def test_a_write_that_fails_leaves_nothing(tmp_path, make_chunks, monkeypatch, step):
+    whole = getattr(segment, step)
+
+    def fail(*args):
+        if step == "_save_with_orbax":
+            whole(*args)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(segment, step, fail)
+    chunks = make_chunks(2)
+    rows = chunks.records.reshape(2, -1)
+    with pytest.raises(OSError, match="No space"):
+        segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_unsealed_segment_is_not_there(written):
+    (written.folder / manifest.NAME).rename(written.folder / "manifest.json.tmp")
+    assert segment.load(written.folder, FACTS).status == "unfinished"
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "words"),
+    [
+        (Facts("other", "f", 4, 96), "foreign", "written for m/f"),
+        (Facts("m", "other", 4, 96), "foreign", "written for m/f"),
+        (Facts("m", "f", 4, 97), "format", "4 tokens of 96 bytes"),
+        (Facts("m", "f", 8, 96), "format", "asked for 8 of 96"),
+    ],
+)
+def test_another_stores_segment_is_refused(written, facts, status, words):
+    refused = segment.load(written.folder, facts)
+    assert isinstance(refused, Unusable)
+    assert refused.status == status and words in refused.detail
+
+
+def test_a_segment_under_another_name_is_foreign(written):
+    moved = written.folder.rename(written.folder.parent / "00000002-0a0b0c0d")
+    assert segment.load(moved, FACTS).status == "foreign"
+
+
+def test_a_later_layout_version_is_refused(written):
+    path = written.folder / manifest.NAME
+    body = manifest.unpack(path.read_bytes()) | {"version": 2, "facts": {"new": 1}}
+    path.write_bytes(manifest.pack(body))
+    refused = segment.load(written.folder, FACTS)
+    assert refused.status == "version" and "version 2" in refused.detail
+
+
+def all_files(seg):
+    return sorted(p for p in seg.folder.rglob("*") if p.is_file())
+
+
+def seen_wrong(seg) -> bool:
+    loaded = segment.load(seg.folder, FACTS)
+    return isinstance(loaded, Unusable) or bool(segment.inspect(loaded))
+
+
+def test_any_damage_to_any_file_is_seen_by_inspection(written):
+    assert not seen_wrong(written)
+    for path in all_files(written):
+        data = path.read_bytes()
+        flipped = bytearray(data)
+        flipped[len(data) // 2] ^= 1
+        for damaged in (bytes(flipped), data[:-1], data + b"\0", b""):
+            path.write_bytes(damaged)
+            assert seen_wrong(written), path
+        path.unlink()
+        assert seen_wrong(written), path
+        path.write_bytes(data)
+    assert not seen_wrong(written)
+
+
+def test_two_swapped_files_and_a_stray_file_are_seen(written):
+    rows = written.folder / segment.ORBAX / segment.ARRAY / "c"
+    (rows / "0" / "0").rename(rows / "x")
+    (rows / "1" / "0").rename(rows / "0" / "0")
+    (rows / "x").rename(rows / "1" / "0")
+    assert seen_wrong(written)
+    assert [fault[0] for fault in read(written, [0, 1])[0]] == ["checksum"] * 2
+    assert read(written, [2])[0] == [None]
+
+
+def test_a_stray_file_is_seen(written):
+    (written.folder / segment.ORBAX / "stray").touch()
+    assert segment.inspect(written) == ("orbax/stray: not in the manifest",)
+
+
+def test_a_faulty_row_leaves_the_others_served(written, make_chunks):
+    rows = written.folder / segment.ORBAX / segment.ARRAY / "c"
+    flipped = bytearray((rows / "1" / "0").read_bytes())
+    flipped[7] ^= 0x10
+    (rows / "1" / "0").write_bytes(flipped)
+    os.truncate(rows / "3" / "0", 100)
+    faults, out = read(written, [0, 1, 2, 3, 4])
+    assert [fault and fault[0] for fault in faults] == [
+        None,
+        "checksum",
+        None,
+        "damaged",
+        None,
+    ]
+    expected = make_chunks(5).records.reshape(5, -1)
+    np.testing.assert_array_equal(out[[0, 2, 4]], expected[[0, 2, 4]])
+
+
+@pytest.mark.parametrize("damage", ["gone", "other shape"])
+def test_an_array_that_cannot_be_opened_faults_every_row(written, damage):
+    about = written.folder / segment.ORBAX / segment.ARRAY / "zarr.json"
+    if damage == "gone":
+        about.unlink()
+    else:
+        about.write_text(about.read_text().replace("[5,384]", "[6,384]"))
+    assert [fault[0] for fault in read(written, [0, 1])[0]] == ["damaged"] * 2
+
+
+def test_orbax_says_nothing_to_the_user_and_absl_is_left_as_it_was(tmp_path, repo_root):
+    code = f"""
+import logging, pathlib, numpy as np
+from absl import logging as absl_logging
+from kvmem.store import chain_keys, segment
+tokens = np.arange(8).reshape(2, 4).astype(np.int32)
+keys = chain_keys("m/f", tokens.ravel(), 4)
+facts = segment.Facts("m", "f", 4, 96)
+rows = np.ones((2, 384), np.uint8)
+segment.write(pathlib.Path({str(tmp_path)!r}) / "{NAME}", facts, keys, tokens, rows)
+absl_logging.warning("heard again")
+"""
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(repo_root)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.strip().endswith("heard again")
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_checksum_is_of_the_rows_bytes(written, make_chunks):
+    rows = make_chunks(5).records.reshape(5, -1)
+    assert written.checksums == tuple(durable.digest(row.tobytes()) for row in rows)
+    assert len(set(written.checksums)) == 5
