@@ -65,6 +65,7 @@ def build(metadata: Mapping[str, Any]) -> Tokenizer:
     Raises:
         FormatMismatch: the file declares a tokenizer or a rule that is not known.
     """
+    _require_whole(metadata)
     tokens = metadata["tokenizer.ggml.tokens"]
     if metadata.get("tokenizer.ggml.model") == "llama":
         core, adds_bos = _sentence_pieces(metadata, tokens), True
@@ -73,7 +74,6 @@ def build(metadata: Mapping[str, Any]) -> Tokenizer:
         core, adds_bos = _byte_pairs(metadata, tokens, rule), rule.adds_bos
     core.add_tokens(_added(tokens, metadata["tokenizer.ggml.token_type"]))
     special = _special(metadata, tokens)
-    _refuse_added_eos(metadata)
     if metadata.get("tokenizer.ggml.add_bos_token", adds_bos):
         bos = special["bos_token"]
         core.post_processor = processors.TemplateProcessing(
@@ -148,14 +148,21 @@ def _scored_merges(
     return merges
 
 
-def _refuse_added_eos(metadata: Mapping[str, Any]) -> None:
-    """Refuse a file that ends every text, prompts too, with an end token."""
+def _require_whole(metadata: Mapping[str, Any]) -> None:
+    """Refuse a tokenizer without its merges, or one that ends every prompt."""
+    kind = metadata.get("tokenizer.ggml.model")
+    wanted = "scores" if kind == "llama" else "merges"
+    faults = []
+    if f"tokenizer.ggml.{wanted}" not in metadata:
+        faults.append(f"tokenizer.ggml.{wanted} is missing")
     if metadata.get("tokenizer.ggml.add_eos_token", False):
+        faults.append("tokenizer.ggml.add_eos_token would end every prompt")
+    if faults:
         raise FormatMismatch(
             say(
-                "a tokenizer with tokenizer.ggml.add_eos_token = true",
-                "a prompt that ends with an end token has no continuation",
-                "Use a file of a generating model",
+                f"a GGUF tokenizer of model {kind!r}",
+                "; ".join(faults),
+                "Use a whole file of a model that generates text",
             )
         )
 
@@ -171,8 +178,8 @@ def _rule(metadata: Mapping[str, Any]) -> _Rule:
             f"a GGUF tokenizer of model {kind!r}, pre {pre!r}",
             "a rule that is not known exactly would cut text at other places than the "
             "model was trained on",
-            f"Use model 'llama', or 'gpt2' with pre in {', '.join(sorted(_RULES))}, or a "
-            "checkpoint directory with its tokenizer.json",
+            f"Use model 'llama', or 'gpt2' with pre in {', '.join(sorted(_RULES))}, "
+            "or a checkpoint directory with its tokenizer.json",
         )
     )
 

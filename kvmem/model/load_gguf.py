@@ -42,6 +42,16 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_REQUIRED = (
+    "llama.attention.head_count",
+    "llama.attention.layer_norm_rms_epsilon",
+    "llama.block_count",
+    "llama.context_length",
+    "llama.embedding_length",
+    "llama.feed_forward_length",
+    "tokenizer.ggml.token_type",
+    "tokenizer.ggml.tokens",
+)
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1 scaling, one divisor a frequency
 
 
@@ -97,9 +107,10 @@ def _open(path: Path) -> gguf.GGUFReader:
 def _require_llama(metadata: Mapping[str, Any], path: Path) -> None:
     """Refuse what this decoder does not compute, all reasons at once."""
     architecture = metadata.get("general.architecture")
-    faults = []
-    if architecture != "llama":
-        faults.append(f"general.architecture is {architecture!r}, not 'llama'")
+    if architecture == "llama":
+        faults = [f"{key} is missing" for key in _REQUIRED if key not in metadata]
+    else:
+        faults = [f"general.architecture is {architecture!r}, not 'llama'"]
     for key in ("llama.expert_count", "llama.attention.sliding_window"):
         if metadata.get(key):
             faults.append(f"{key} is {metadata[key]}, not 0")

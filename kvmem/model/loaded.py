@@ -55,10 +55,10 @@ class LoadedModel:
     """
 
     spec: ModelSpec
-    params: Mapping[str, np.ndarray]
-    tokenizer: Tokenizer
+    params: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
+    tokenizer: Tokenizer = dataclasses.field(repr=False)
     source: str
-    digests: Mapping[str, str] | None = None
+    digests: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
     def model_id(self) -> str:

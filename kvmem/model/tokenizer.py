@@ -58,12 +58,24 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Turn text into ids; special tokens written in the text are recognised.
 
+        A byte for which a vocabulary has neither token nor fallback is dropped, as
+        in every user of the `tokenizers` library (SmolLM2 lacks U+0004, for one).
+
         Args:
-            text: any text.
+            text: any text of whole characters.
             add_special_tokens: whether to add what the files declare around a text (a
                 begin-of-text token, if any). A rendered chat already has it.
         """
-        return self._core.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            return self._core.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError as error:  # raised for half a surrogate pair, or no string
+            raise ConfigError(
+                say(
+                    f"encoding {text!r:.80}",
+                    "a text is a string of whole Unicode characters",
+                    'Decode its bytes with errors="replace"',
+                )
+            ) from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turn ids into text."""
