@@ -17,13 +17,16 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kvmem import budget, errors, geometry, settings
+from kvmem import budget, canonical, errors, geometry, serve, settings
 from kvmem.budget import Budget, Limit
 from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.model import presets
+from kvmem.model.loaded import LoadedModel
 from kvmem.model.partition import Partition
 from kvmem.model.spec import ModelSpec
+from kvmem.serve import ServeConfig
 from kvmem.settings import Nbytes, Override, Setting
+from kvmem.store import PageStore
 
 __all__ = ["Config", "ModelConfig", "PoolConfig", "ServeConfig", "StoreConfig"]
 __all__ += ["explain", "load"]
@@ -38,8 +41,9 @@ class ModelConfig:
     Args:
         source: a preset's name, a .gguf file, a checkpoint folder, or (to plan only) a
             config.json.
-        dtype: of the weights; None: the checkpoint's own, else float32.
-        kv_dtype: of cached keys and values; None: the checkpoint's own, else bfloat16.
+        dtype: dtype of the weights; None: the checkpoint's own, else float32.
+        kv_dtype: dtype of cached keys and values; None: the checkpoint's own, else
+            bfloat16.
     """
 
     source: str
@@ -89,7 +93,7 @@ class PoolConfig:
 
     def __post_init__(self):
         geometry.envelope.parse_order(self.order)
-        _require_positive("pool", page_size=self.page_size, pages=self.pages)
+        _require_positive(page_size=self.page_size, pages=self.pages)
         idle = []
         if self.device_memory is None:
             idle += ["reserve"] * bool(self.reserve)
@@ -99,10 +103,10 @@ class PoolConfig:
         if idle:
             raise errors.ConfigError(
                 errors.say(
-                    f"pool.{', pool.'.join(idle)} alone",
+                    f"{', '.join(idle)} alone",
                     "reserve and fraction are of device_memory, and machine_memory "
                     "is shared by ranks that take memory each",
-                    "Give pool.device_memory or pool.memory too",
+                    "Give device_memory or memory too",
                 )
             )
 
@@ -137,24 +141,6 @@ class PoolConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ServeConfig:
-    """How many sequences share a step, and how long they may grow.
-
-    Args:
-        max_batch: sequences that decode together.
-        prefill_chunk: tokens that one prefill step takes.
-        max_length: tokens of a sequence, prompt included.
-    """
-
-    max_batch: int = 8
-    prefill_chunk: int = 128
-    max_length: int = 2048
-
-    def __post_init__(self):
-        _require_positive("serve", **dataclasses.asdict(self))
-
-
-@dataclasses.dataclass(frozen=True)
 class StoreConfig:
     """Where token records are kept.
 
@@ -167,7 +153,7 @@ class StoreConfig:
     chunk_tokens: int = 16
 
     def __post_init__(self):
-        _require_positive("store", chunk_tokens=self.chunk_tokens)
+        _require_positive(chunk_tokens=self.chunk_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +228,53 @@ class Config:
             limits = (budget.limit("pages", unbound.used_nbytes, "as many as asked"),)
         return self._solve(limits)
 
+    def engine(self, model: LoadedModel | None = None) -> "serve.Engine":
+        """Return an engine that serves the model; loads its weights and starts jax.
+
+        Args:
+            model: the same model already loaded, None to load it here.
+
+        Raises:
+            IncompatiblePlan: a draft, which this version plans and does not serve.
+        """
+        if self.draft is not None:
+            raise errors.IncompatiblePlan(
+                errors.say(
+                    f"an engine with draft.source = {self.draft.source!r}",
+                    "this version budgets a draft and does not run one",
+                    "Leave [draft] out, or use `kvmem plan`",
+                )
+            )
+        solved = self.budget()
+        if model is None:
+            model = presets.load(self.model.source, self.model.weight_dtype())
+        (group,) = self.groups()
+        return serve.Engine(
+            model,
+            group,
+            solved,
+            self.topology,
+            order=self.pool.order,
+            config=self.serve,
+            store=self._page_store(model, group),
+            poison=self.pool.poison,
+            checked=self.pool.checked,
+        )
+
+    def _page_store(
+        self, model: LoadedModel, group: LifecycleGroup
+    ) -> PageStore | None:
+        """Open the store that the config names, None without one."""
+        if self.store.root is None:
+            return None
+        return PageStore.open(
+            self.store.root,
+            model.model_id,
+            canonical.format_id([group]),
+            record_nbytes=group.record_nbytes,
+            chunk_tokens=self.store.chunk_tokens,
+        )
+
     def _solve(self, limits: tuple[Limit, ...]) -> Budget:
         return budget.solve(
             self.groups(),
@@ -283,9 +316,9 @@ def explain(
     return settings.read(kind, path, overrides, env).settings
 
 
-def _require_positive(table: str, **values: int | None) -> None:
+def _require_positive(**values: int | None) -> None:
     """Refuse counts below one, all of a table at once."""
-    low = [f"{table}.{k} = {v}" for k, v in values.items() if v is not None and v < 1]
+    low = [f"{k} = {v}" for k, v in values.items() if v is not None and v < 1]
     if low:
         raise errors.ConfigError(
             errors.say(", ".join(low), "counts start at one", "Give an integer >= 1")

@@ -6,7 +6,7 @@ records of experiments carry the same words.
     >>> choose("attend", platform="cpu").implementation
     'xla'
 
-No GPU kernel exists yet: every device operation is a program that XLA compiles, and the
+No kernel exists yet: every device operation is a program that XLA compiles, and the
 moves between pages and token records run on the host in numpy.
 """
 
@@ -46,11 +46,9 @@ def choose(operation: str, platform: str) -> Choice:
     """
     implementation, what = _OPERATIONS[operation]
     if implementation == _HOST:
-        why = "the host reads the arrays' memory"
-    elif platform in ("gpu", "cuda", "rocm"):
-        why = f"no GPU kernel exists yet, so XLA compiles it for {platform}"
+        why = "the host reads the arrays' memory in place"
     else:
-        why = f"kernels are for GPUs, so XLA compiles it for {platform}"
+        why = f"no kernel exists yet, so XLA compiles it for {platform}"
     return Choice(operation, implementation, f"{what}; {why}")
 
 

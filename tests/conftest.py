@@ -8,6 +8,7 @@ inherit them.
 
 import hashlib
 import itertools
+import json
 import os
 import pathlib
 import sys
@@ -59,6 +60,31 @@ def pytest_collection_modifyitems(
 def repo_root() -> pathlib.Path:
     """The checkout's top folder."""
     return _ROOT
+
+
+@pytest.fixture
+def llama_config(tmp_path: pathlib.Path):
+    """Write a llama config.json: Llama-3.1-8B's sizes, 131,072 B a cached token."""
+
+    def write(name: str = "target", **changes) -> str:
+        facts = {
+            "model_type": "llama",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "torch_dtype": "bfloat16",
+        }
+        path = tmp_path / name / "config.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(facts | changes))
+        return str(path)
+
+    return write
 
 
 _ORDERS = {  # page orders in words, spelled out again on purpose

@@ -38,9 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(words, file=sys.stderr)
         return 2
     console = importlib.import_module("kvmem.console")
-    module = importlib.import_module(f"kvmem.cli.{verb}")
-    arguments = console.parse(module.Arguments, rest, f"kvmem {verb}")
-    return console.guard(lambda: module.run(arguments), arguments.debug)
+
+    def job() -> int:
+        module = importlib.import_module(f"kvmem.cli.{verb}")
+        return module.run(console.parse(module.Arguments, rest, f"kvmem {verb}"))
+
+    return console.guard(job, debug="--debug" in rest)
 
 
 def _help() -> str:

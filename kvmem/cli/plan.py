@@ -9,71 +9,65 @@ touched and no weights are read.
 import dataclasses
 import json
 import os
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
 from kvmem import config, console, errors
 from kvmem.budget import Budget
-from kvmem.config import Config
+from kvmem.config import Config, ModelConfig, PoolConfig
+from kvmem.geometry import Topology
 from kvmem.settings import Override
 
-__all__ = ["Arguments", "run"]
+__all__ = ["SETTINGS", "Arguments", "run"]
 
-# flag -> the setting that it overrides
-_FLAGS = {
-    "tp": "topology.tp",
-    "dcp": "topology.dcp",
-    "page_size": "pool.page_size",
-    "order": "pool.order",
-    "pages": "pool.pages",
-    "memory": "pool.memory",
-    "memory_total": "pool.memory_total",
-    "device_memory": "pool.device_memory",
-    "reserve": "pool.reserve",
-    "machine_memory": "pool.machine_memory",
-    "kv_dtype": "model.kv_dtype",
-    "draft": "draft.source",
+# flag -> the setting that it overrides: (the dataclass that owns it, its name there)
+SETTINGS = {
+    "tp": (Topology, "tp"),
+    "dcp": (Topology, "dcp"),
+    "page_size": (PoolConfig, "page_size"),
+    "order": (PoolConfig, "order"),
+    "pages": (PoolConfig, "pages"),
+    "memory": (PoolConfig, "memory"),
+    "memory_total": (PoolConfig, "memory_total"),
+    "device_memory": (PoolConfig, "device_memory"),
+    "reserve": (PoolConfig, "reserve"),
+    "machine_memory": (PoolConfig, "machine_memory"),
+    "kv_dtype": (ModelConfig, "kv_dtype"),
 }
+_TABLES = {Topology: "topology", PoolConfig: "pool", ModelConfig: "model"}
+
+
+def _flag(name: str, metavar: str, kind: type = str) -> object:
+    return console.of_setting(*SETTINGS[name], metavar, kind)
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments(console.Common):
     """Explain a budget: every claim, the rounding, and the limit that binds.
 
-    A flag that is not given leaves the setting as the TOML file has it, or at its
-    default.
-
     Args:
         path: a TOML config, or a Hugging Face config.json.
-        tp: head shards.
-        dcp: token shards.
-        page_size: tokens of a page.
-        order: page order, a name or axes outermost first.
-        pages: a cap in pages.
-        memory: bytes that the pools may take on each rank ("80GiB").
-        memory_total: bytes that the pools of all ranks may take together.
-        device_memory: bytes of one rank's device; its weights and reserve come off.
-        reserve: bytes of device_memory that are kept for other things.
-        machine_memory: bytes of the one machine that all ranks share.
-        kv_dtype: dtype of cached keys and values.
-        draft: a draft model whose pool shares the budget.
+        draft: a draft model, whose pool shares the budget.
         json: print the same numbers as JSON.
     """
 
     path: tyro.conf.Positional[str]
-    tp: int | None = None
-    dcp: int | None = None
-    page_size: int | None = None
-    order: str | None = None
-    pages: int | None = None
-    memory: str | None = None
-    memory_total: str | None = None
-    device_memory: str | None = None
-    reserve: str | None = None
-    machine_memory: str | None = None
-    kv_dtype: str | None = None
-    draft: str | None = None
+    tp: _flag("tp", "N", int) = None
+    dcp: _flag("dcp", "N", int) = None
+    page_size: _flag("page_size", "N", int) = None
+    order: _flag("order", "ORDER") = None
+    pages: _flag("pages", "N", int) = None
+    memory: _flag("memory", "BYTES") = None
+    memory_total: _flag("memory_total", "BYTES") = None
+    device_memory: _flag("device_memory", "BYTES") = None
+    reserve: _flag("reserve", "BYTES") = None
+    machine_memory: _flag("machine_memory", "BYTES") = None
+    kv_dtype: _flag("kv_dtype", "DTYPE") = None
+    draft: Annotated[
+        str | None,
+        tyro.conf.arg(metavar="SOURCE", help_behavior_hint="(default: the config's)"),
+    ] = None
     set: console.Overrides = ()
     json: bool = False
 
@@ -98,11 +92,13 @@ def _config(arguments: Arguments) -> Config:
     """Return the config that the arguments spell; flags are overrides of it."""
     is_toml = arguments.path.endswith(".toml")
     given = [] if is_toml else [Override("model.source", arguments.path, "argument")]
-    for flag, key in _FLAGS.items():
+    for flag, (owner, name) in SETTINGS.items():
         value = getattr(arguments, flag)
         if value is not None:
-            name = f"--{flag.replace('_', '-')}"
-            given.append(Override(key, str(value), name))
+            key = f"{_TABLES[owner]}.{name}"
+            given.append(Override(key, str(value), f"--{flag.replace('_', '-')}"))
+    if arguments.draft is not None:
+        given.append(Override("draft.source", arguments.draft, "--draft"))
     given += arguments.set
     return config.load(arguments.path if is_toml else None, given, os.environ)
 
@@ -144,19 +140,19 @@ def _as_json(
 def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
     """Print the plan for a person."""
     out, topology = console.out(), plan.topology
-    out.print(
+    print(
         f"{facts['model']} ({facts['source']}), cache in {facts['kv_dtype']}, "
         f"pages {plan.pool.order}"
     )
-    out.print(
-        f"tp={topology.tp} dcp={topology.dcp}: {topology.ranks} ranks (most sources "
+    print(
+        f"ranks: {topology.ranks}, tp={topology.tp} dcp={topology.dcp} (most sources "
         f"count DCP inside TP: TP={topology.ranks}, DCP={topology.dcp})"
     )
     _show_claims(out, solved)
     _show_limits(out, solved)
     _show_groups(out, solved)
     for each in facts["paddings"]:
-        out.print(
+        print(
             f"{each['name']} padded with zero rows: {each['size']:,} to "
             f"{each['padded']:,}, an exact change"
         )
@@ -216,7 +212,7 @@ def _show_groups(out: console.Console, solved: Budget) -> None:
     out.print(groups)
     (group, *_) = solved.groups
     step = solved.used_nbytes // group.pages
-    out.print(
+    print(
         f"rounding: {solved.pool_nbytes:,} B / {step:,} B a page = "
         f"{solved.pool_nbytes / step:,.2f}, so {group.pages:,} pages use "
         f"{solved.used_nbytes:,} B and leave {solved.left_nbytes:,} B"

@@ -28,7 +28,13 @@ class HeadShard(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Ranks of one engine: `tp` head shards times `dcp` token shards."""
+    """Ranks of one engine: `tp` head shards times `dcp` token shards.
+
+    Args:
+        tp: head shards.
+        dcp: token shards.
+        interleave: neighbouring tokens that stay on one token shard.
+    """
 
     tp: int = 1
     dcp: int = 1

@@ -1,0 +1,162 @@
+"""A config becomes groups and a budget, with no device and no weights."""
+
+import pathlib
+
+import pytest
+
+from kvmem import config, errors
+from kvmem.config import Config, ModelConfig, PoolConfig, StoreConfig
+from kvmem.geometry import Topology
+
+GIB = 1 << 30
+
+
+def make(source: str, *overrides: str) -> Config:
+    return config.load(None, [f"model.source={source}", *overrides], {})
+
+
+@pytest.mark.case("BUD-01")
+def test_a_draft_shares_the_budget(llama_config):
+    draft = llama_config("draft", num_hidden_layers=2)
+    made = make(llama_config(), "pool.memory=1000000000", f"draft.source={draft}")
+    solved = made.budget()
+    assert [t.bytes_per_token for t in solved.terms] == [131_072, 8_192]
+    assert (solved.groups[0].pages, solved.groups[0].tokens) == (448, 7_168)
+    assert (solved.draft_pages, solved.used_nbytes) == (448, 998_244_352)
+
+
+@pytest.mark.case("BUD-11")
+@pytest.mark.parametrize(
+    ("cap", "binding", "nbytes"),
+    [("20GiB", "memory", 20 * GIB), ("50GiB", "fraction", 36 * GIB)],
+)
+def test_the_smaller_of_fraction_and_bytes_wins(llama_config, cap, binding, nbytes):
+    source = llama_config()
+    weights = make(source).weight_nbytes
+    made = make(
+        source,
+        f"pool.memory={cap}",
+        f"pool.device_memory={40 * GIB + weights}",
+        "pool.fraction=0.9",
+    )
+    solved = made.budget()
+    assert (solved.binding_limit, solved.pool_nbytes) == (binding, nbytes)
+
+
+@pytest.mark.case("BUD-04")
+def test_a_total_is_divided_by_the_ranks(llama_config):
+    solved = make(llama_config(), "topology.tp=4", "pool.memory_total=50GiB").budget()
+    assert solved.pool_nbytes == 13_421_772_800
+    assert "53,687,091,200 B in all, over 4 ranks" in solved.limits[0].reason
+
+
+@pytest.mark.case("BUD-04")
+def test_bytes_a_rank_beyond_the_machine_are_refused_with_the_product(
+    llama_config,
+):
+    made = make(
+        llama_config(),
+        "topology.tp=4",
+        "pool.memory=50GiB",
+        "pool.machine_memory=128GiB",
+    )
+    with pytest.raises(
+        errors.IncompatiblePlan, match="53,687,091,200 x 4 = 214,748,364"
+    ):
+        made.budget()
+
+
+def test_device_memory_pays_for_weights_and_reserve_first(llama_config):
+    source = llama_config()
+    made = make(
+        source, "topology.tp=8", "pool.device_memory=80GiB", "pool.reserve=2GiB"
+    )
+    # Llama-3.1-8B: 8,030,261,248 elements; norms stand on every rank.
+    norms = (2 * 32 + 1) * 4096
+    assert made.weight_nbytes == 2 * ((8_030_261_248 - norms) // 8 + norms)
+    assert made.budget().pool_nbytes == 78 * GIB - made.weight_nbytes
+
+
+def test_token_shards_hold_the_same_weights(llama_config):
+    source = llama_config()
+    one, two = make(source), make(source, "topology.dcp=2")
+    assert one.weight_nbytes == two.weight_nbytes
+
+
+@pytest.mark.parametrize(
+    ("declared", "override", "dtype"),
+    [
+        ({}, (), "bfloat16"),
+        ({"torch_dtype": "float16"}, (), "float16"),
+        ({"torch_dtype": None, "dtype": "float32"}, (), "float32"),
+        ({"torch_dtype": None}, (), "bfloat16"),
+        ({}, ("model.kv_dtype=float8_e5m2",), "float8_e5m2"),
+    ],
+)
+def test_the_cache_dtype_is_given_or_declared_or_bfloat16(
+    llama_config, declared, override, dtype
+):
+    made = make(llama_config(**declared), *override)
+    assert made.groups()[0].fields[0].dtype == dtype
+
+
+def test_the_pool_can_be_sized_in_pages_alone(llama_config):
+    solved = make(llama_config(), "pool.pages=10").budget()
+    assert solved.groups[0].pages == 10
+    assert solved.left_nbytes == 0
+    assert solved.binding_limit == "pages"
+
+
+def test_a_pool_without_a_size_is_refused(llama_config):
+    with pytest.raises(errors.ConfigError, match="a pool without a size"):
+        make(llama_config()).budget()
+
+
+def test_a_setting_that_would_do_nothing_is_refused():
+    with pytest.raises(errors.ConfigError, match="reserve, fraction alone"):
+        PoolConfig(reserve=1, fraction=0.5, memory=GIB)
+    with pytest.raises(errors.ConfigError, match="machine_memory alone"):
+        PoolConfig(machine_memory=GIB)
+
+
+def test_counts_start_at_one_and_are_refused_together():
+    with pytest.raises(errors.ConfigError, match="page_size = 0, pages = -1: counts"):
+        PoolConfig(page_size=0, pages=-1)
+    with pytest.raises(errors.ConfigError, match="chunk_tokens = 0"):
+        StoreConfig(chunk_tokens=0)
+
+
+def test_a_page_order_is_checked_when_it_is_set():
+    with pytest.raises(errors.ConfigError, match="page order 'sideways'"):
+        PoolConfig(order="sideways")
+
+
+def test_two_equal_configs_are_one_key():
+    made = {Config(ModelConfig("a")): 1}
+    assert made[Config(ModelConfig("a"), topology=Topology(tp=1))] == 1
+
+
+def test_the_config_of_the_demo_model_plans(repo_root: pathlib.Path):
+    path = repo_root / "configs" / "models" / "smollm2.toml"
+    made = config.load(path, env={})
+    (group,) = made.groups()
+    assert group.record_nbytes == 46_080
+    assert made.budget().used_nbytes <= 256 << 20
+
+
+@pytest.mark.case("CFG-01")
+def test_the_effective_config_says_each_source(repo_root: pathlib.Path):
+    path = repo_root / "configs" / "models" / "smollm2.toml"
+    found = config.explain(path, ["topology.tp=3"], {"KVMEM_POOL__PAGES": "9"})
+    sources = {s.key: (s.value, s.source) for s in found}
+    assert sources["topology.tp"] == (3, "--set")
+    assert sources["pool.pages"] == (9, "env KVMEM_POOL__PAGES")
+    assert sources["model.kv_dtype"] == ("float32", f"file {path}")
+    assert sources["store.chunk_tokens"] == (16, "default")
+
+
+def test_every_config_of_the_repository_is_understood(repo_root: pathlib.Path):
+    models = sorted((repo_root / "configs" / "models").glob("*.toml"))
+    assert models
+    for path in models:
+        config.load(path, env={})
