@@ -138,6 +138,11 @@ class PageStore:
         if self._lock:
             self._lock.release()
 
+    @property
+    def writable(self) -> bool:
+        """Say whether this object holds the writer's lock."""
+        return self._lock is not None and self._lock.is_held
+
     def __enter__(self) -> "PageStore":
         """Return the store."""
         return self
@@ -292,7 +297,7 @@ class PageStore:
         return SegmentReport(name, status, len(found.keys), found.nbytes, problems)
 
     def _require_lock(self) -> None:
-        if not self._lock or not self._lock.is_held:
+        if not self.writable:
             raise StoreLocked(
                 say(
                     f"put into {self.root}, opened read-only or closed",
