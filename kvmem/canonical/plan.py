@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from kvmem import errors
+from kvmem.canonical.grid import RunGrid, grids
 from kvmem.canonical.mapping import CopyRun, join, rows
 from kvmem.canonical.units import check_tiling, common_unit
 from kvmem.geometry import envelope
@@ -79,6 +80,16 @@ class CopyPlan:
     def envelope(self, rank: int) -> Envelope:
         """Return the meaning of a page on `rank`."""
         return envelope.build(self.group, self.topology, rank, self.order)
+
+    @functools.cached_property
+    def run_grids(self) -> tuple[tuple[RunGrid, ...], ...]:
+        """`runs` as strided arrays, a list a rank."""
+        return tuple(grids(runs, self.record_nbytes) for runs in self.runs)
+
+    @functools.cached_property
+    def writer_grids(self) -> tuple[tuple[RunGrid, ...], ...]:
+        """`writers` as strided arrays, a list a rank."""
+        return tuple(grids(runs, self.record_nbytes) for runs in self.writers)
 
     @functools.cached_property
     def unit_nbytes(self) -> int:

@@ -70,6 +70,14 @@ def pages_fit(pages: jax.Array, plan: CopyPlan) -> None:
                 "Give pool.pages",
             )
         )
+    if pages.sharding.shard_shape(pages.shape)[1:] != pages.shape[1:]:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"pages sharded by {pages.sharding}",
+                "a pool is split over its ranks and along no other axis",
+                'Shard pages with NamedSharding(mesh, PartitionSpec("tp"))',
+            )
+        )
     ranks, _, page_nbytes = pages.shape
     if ranks != plan.topology.ranks:
         raise errors.IncompatiblePlan(

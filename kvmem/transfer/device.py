@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from kvmem import errors
 from kvmem.canonical.mapping import CopyRun
@@ -34,7 +34,8 @@ class _Facts(NamedTuple):
     page_nbytes: int
     units_per_record: int
     page_tokens: int
-    sharding: NamedSharding | None  # None: all ranks on one device
+    of_pages: Sharding  # as the pool came, and goes
+    over_ranks: NamedSharding | None  # None: each device holds all ranks
 
 
 def export_runs(
@@ -46,7 +47,7 @@ def export_runs(
 ) -> np.ndarray:
     """Return u8[num_tokens, record] with what `runs` move; other bytes are zero."""
     facts = _facts(pages, plan)
-    table = _table(plan, runs, to_records=True)
+    table = _table(plan, runs, facts, to_records=True)
     padded = _export(pages, _bucket(page_ids, window, pages), table, facts)
     first = window.first_token - window.pages.start * window.page_tokens
     return np.asarray(padded)[first : first + window.num_tokens]
@@ -62,13 +63,13 @@ def import_runs(
 ) -> jax.Array:
     """Return pages that hold what `runs` move out of `records`. Donates `pages`."""
     facts = _facts(pages, plan)
-    table = _table(plan, runs, to_records=False)
+    table = _table(plan, runs, facts, to_records=False)
     ids = _bucket(page_ids, window, pages)
     first = window.first_token - window.pages.start * window.page_tokens
     padded = np.zeros((len(ids) * window.page_tokens, records.shape[1]), np.uint8)
     padded[first : first + window.num_tokens] = records
     bounds = np.asarray([first, first + window.num_tokens], np.int32)
-    return _import(pages, ids, padded, bounds, table, facts)
+    return _importer(facts)(pages, ids, padded, bounds, table)
 
 
 def _bucket(page_ids: np.ndarray, window: Window, pages: jax.Array) -> np.ndarray:
@@ -91,29 +92,32 @@ def _facts(pages: jax.Array, plan: CopyPlan) -> _Facts:
         plan.page_nbytes,
         plan.record_nbytes // unit,
         plan.page_tokens,
-        _rank_sharding(pages),
+        pages.sharding,
+        _over_ranks(pages),
     )
 
 
-def _rank_sharding(pages: jax.Array) -> NamedSharding | None:
+def _over_ranks(pages: jax.Array) -> NamedSharding | None:
     """Return the sharding of a pool over mesh axes, None when nothing is split."""
     if pages.sharding.is_fully_replicated:
         return None
-    spec = getattr(pages.sharding, "spec", None)
-    if spec is None or any(axis is not None for axis in spec[1:]):
+    if not isinstance(pages.sharding, NamedSharding):
         raise errors.IncompatiblePlan(
             errors.say(
                 f"pages sharded by {pages.sharding}",
-                "a pool is split over its ranks and along no other axis",
+                "a program over ranks needs the name of their mesh axis",
                 'Shard pages with NamedSharding(mesh, PartitionSpec("tp"))',
             )
         )
-    return NamedSharding(pages.sharding.mesh, PartitionSpec(spec[0]))
+    return NamedSharding(pages.sharding.mesh, PartitionSpec(pages.sharding.spec[0]))
 
 
 def _table(
-    plan: CopyPlan, runs: Sequence[Sequence[CopyRun]], to_records: bool
-) -> np.ndarray:
+    plan: CopyPlan,
+    runs: Sequence[Sequence[CopyRun]],
+    facts: _Facts,
+    to_records: bool,
+) -> jax.Array:
     """Return i32[R, units]: where each unit of the target side comes from, or null."""
     unit = plan.unit_nbytes
     local_units = plan.page_nbytes // unit
@@ -125,17 +129,17 @@ def _table(
             tables.append(index(canonical, local, canonical_units, local_units))
         else:
             tables.append(index(local, canonical, local_units, canonical_units))
-    return np.stack(tables)
+    return jax.device_put(np.stack(tables), facts.over_ranks)
 
 
-def _over_ranks(body: Callable, facts: _Facts, in_ranks: str, out_ranks: bool):
+def _map_ranks(body: Callable, facts: _Facts, in_ranks: str, out_ranks: bool):
     """Run `body` on each device's ranks; "r" marks arguments split over them."""
-    if facts.sharding is None:
+    if facts.over_ranks is None:
         return body
-    split, whole = facts.sharding.spec, PartitionSpec()
+    split, whole = facts.over_ranks.spec, PartitionSpec()
     return jax.shard_map(
         body,
-        mesh=facts.sharding.mesh,
+        mesh=facts.over_ranks.mesh,
         in_specs=tuple(split if mark == "r" else whole for mark in in_ranks),
         out_specs=split if out_ranks else whole,
     )
@@ -154,14 +158,19 @@ def _export(
         place = jnp.where(table < units, table + base, ranks * units).min(axis=0)
         lined_up = jnp.moveaxis(words, 0, 1).reshape(n, ranks * units, width)
         records = jnp.take(lined_up, place, axis=1, mode="fill", fill_value=0)
-        if facts.sharding is not None:
-            records = jax.lax.psum(records, facts.sharding.spec[0])
+        if facts.over_ranks is not None:
+            records = jax.lax.psum(records, facts.over_ranks.spec[0])
         return _bytes(records).reshape(n * facts.page_tokens, -1)
 
-    return _over_ranks(body, facts, "r.r", out_ranks=False)(pages, ids, table)
+    return _map_ranks(body, facts, "r.r", out_ranks=False)(pages, ids, table)
 
 
-@functools.partial(jax.jit, static_argnames="facts", donate_argnums=0)
+@functools.lru_cache(maxsize=64)
+def _importer(facts: _Facts) -> Callable:
+    run = functools.partial(_import, facts=facts)
+    return jax.jit(run, donate_argnums=0, out_shardings=facts.of_pages)
+
+
 def _import(
     pages: jax.Array,
     ids: jax.Array,
@@ -182,7 +191,7 @@ def _import(
         whole = jnp.concatenate([whole, rows[..., facts.page_nbytes :]], axis=2)
         return pages.at[:, ids].set(whole, mode="drop")
 
-    run = _over_ranks(body, facts, "r...r", out_ranks=True)
+    run = _map_ranks(body, facts, "r...r", out_ranks=True)
     return run(pages, ids, records, bounds, table)
 
 

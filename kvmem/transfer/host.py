@@ -9,18 +9,18 @@ page's records stay in cache while every rank fills them.
 import concurrent.futures
 import ctypes
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from kvmem.canonical.grid import RunGrid, grids
-from kvmem.canonical.mapping import CopyRun
+from kvmem.canonical.grid import RunGrid
 from kvmem.transfer.window import Window
 
-__all__ = ["export_runs", "import_runs"]
+__all__ = ["export_grids", "import_grids"]
 
+Grids = Sequence[Sequence[RunGrid]]  # by rank
 Copy = Callable[[np.ndarray, np.ndarray], None]  # (rank's bytes, records' bytes)
 
 
@@ -33,42 +33,42 @@ class _Lane(NamedTuple):
     grid: RunGrid
 
 
-def export_runs(
+def export_grids(
     pages: jax.Array,
     page_ids: np.ndarray,
-    runs: Sequence[Sequence[CopyRun]],
+    grids: Grids,
     window: Window,
     records: np.ndarray,
     threads: int = 1,
 ) -> None:
-    """Copy what `runs` move, a list a rank, out of pages into `records`.
+    """Copy what `grids` move, a list a rank, out of pages into `records`.
 
     Args:
         pages: u8[R, P, E] in this process's memory.
         page_ids: i64[M], physical pages by table position.
-        records: u8[num_tokens, record], C-contiguous; bytes no run moves are kept.
+        records: u8[num_tokens, record], C-contiguous; bytes no grid moves are kept.
     """
     memories = {}
     for rank, memory in _memories(jax.block_until_ready(pages), np.asarray):
         memories[rank] = memory  # equal copies of a rank: any of them
-    lanes = _lanes(pages, memories.items(), runs, records.shape[1])
+    lanes = _lanes(pages, memories.items(), grids)
     _move(lanes, page_ids, window, records, threads, _to_records)
 
 
-def import_runs(
+def import_grids(
     pages: jax.Array,
     page_ids: np.ndarray,
-    runs: Sequence[Sequence[CopyRun]],
+    grids: Grids,
     window: Window,
     records: np.ndarray,
     threads: int = 1,
 ) -> jax.Array:
-    """Copy what `runs` move, a list a rank, out of `records` into pages.
+    """Copy what `grids` move, a list a rank, out of `records` into pages.
 
     Donates `pages`: the bytes stay where they are, under the array that is returned.
     """
     pages = _claim(pages)
-    lanes = _lanes(pages, _memories(pages, _writable), runs, records.shape[1])
+    lanes = _lanes(pages, _memories(pages, _writable), grids)
     _move(lanes, page_ids, window, records, threads, _to_pages)
     return pages
 
@@ -81,9 +81,9 @@ def _to_pages(local: np.ndarray, record: np.ndarray) -> None:
     np.copyto(local, record)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _donate(pages: jax.Array) -> jax.Array:
-    return pages
+@functools.lru_cache(maxsize=64)
+def _donate_as(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda pages: pages, donate_argnums=0, out_shardings=sharding)
 
 
 def _claim(pages: jax.Array) -> jax.Array:
@@ -93,13 +93,13 @@ def _claim(pages: jax.Array) -> jax.Array:
     marks the old handle deleted, and where a numpy view of the old bytes is alive it
     copies, so that no reader ever sees bytes change.
     """
-    return jax.block_until_ready(_donate(pages))
+    return jax.block_until_ready(_donate_as(pages.sharding)(pages))
 
 
 def _writable(shard: jax.Array) -> np.ndarray:
     """Return a shard's own memory, writable. The only such view in kvmem.
 
-    jax arrays are immutable; this is safe under four rules, kept by `import_runs`:
+    jax arrays are immutable; this is safe under four rules, kept by `import_grids`:
     the array was just donated to us (`_claim`), so no computation or view reads it; it
     is ready; the pointer is taken afresh for every import, never kept; and the view is
     dropped before the array is handed back, since a later donation may move the bytes.
@@ -123,16 +123,13 @@ def _memories(
 
 
 def _lanes(
-    pages: jax.Array,
-    memories: Iterator[tuple[int, np.ndarray]],
-    runs: Sequence[Sequence[CopyRun]],
-    record_nbytes: int,
+    pages: jax.Array, memories: Iterable[tuple[int, np.ndarray]], grids: Grids
 ) -> list[_Lane]:
     _, num_pages, page_nbytes = pages.shape
     return [
         _Lane(memory, num_pages, page_nbytes, grid)
         for rank, memory in memories
-        for grid in grids(runs[rank], record_nbytes)
+        for grid in grids[rank]
     ]
 
 

@@ -65,7 +65,10 @@ def export_records(
     chosen = choose(pages, implementation).implementation
     if num_tokens == 0:
         return out
-    _export(chosen, pages, ids, plan, plan.writers, window, out, threads)
+    if chosen == "device":
+        out[...] = device.export_runs(pages, ids, plan, plan.writers, window)
+    else:
+        host.export_grids(pages, ids, plan.writer_grids, window, out, threads)
     if verify_replicas:
         _verify(chosen, pages, ids, plan, window, out)
     return out
@@ -104,23 +107,26 @@ def import_records(
     if chosen == "device":
         return device.import_runs(pages, ids, plan, plan.runs, window, records)
     packed = np.ascontiguousarray(records)
-    return host.import_runs(pages, ids, plan.runs, window, packed, threads)
+    return host.import_grids(pages, ids, plan.run_grids, window, packed, threads)
 
 
-def _export(chosen, pages, ids, plan, runs, window, out, threads=1) -> None:
-    """Fill `out` with what `runs` move; other bytes of it are undefined."""
+def _export_one(chosen, pages, ids, plan, rank, window, seen) -> None:
+    """Fill `seen` with all that one rank holds; its other bytes are undefined."""
+
+    def alone(by_rank):
+        return [held if r == rank else () for r, held in enumerate(by_rank)]
+
     if chosen == "device":
-        out[...] = device.export_runs(pages, ids, plan, runs, window)
+        seen[...] = device.export_runs(pages, ids, plan, alone(plan.runs), window)
     else:
-        host.export_runs(pages, ids, runs, window, out, threads)
+        host.export_grids(pages, ids, alone(plan.run_grids), window, seen)
 
 
 def _verify(chosen, pages, ids, plan, window, records) -> None:
     """Compare every replica's bytes with the elected ones, rank by rank."""
     seen = np.empty_like(records)
     for rank in plan.replicated:
-        alone = [runs if r == rank else () for r, runs in enumerate(plan.runs)]
-        _export(chosen, pages, ids, plan, alone, window, seen)
+        _export_one(chosen, pages, ids, plan, rank, window, seen)
         merged = np.where(_held(plan, rank, window), seen, records)
         objections = judge(records, merged, plan.group, window.first_token)
         if objections:

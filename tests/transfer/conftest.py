@@ -1,0 +1,86 @@
+"""Pools filled without a mapping: pages sliced from a logical array, at random ids."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from kvmem import canonical
+from kvmem.canonical import CopyPlan
+from kvmem.geometry import LayerSpec, group_layers
+
+SPARE_PAGES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One engine's pool, its page table, and what its tokens should be."""
+
+    pages: jax.Array  # u8[R, P, E]
+    page_ids: np.ndarray  # i64[M]
+    plan: CopyPlan
+    records: np.ndarray  # u8[tokens of the whole pages, record]
+
+
+@dataclasses.dataclass(frozen=True)
+class Builders:
+    """Sides of a transfer by topology, order, page size and placement."""
+
+    oracle: object
+
+    @staticmethod
+    def group(layers=2, heads=3, dim=8, page_size=4, **spec):
+        specs = [
+            LayerSpec(f"layers.{i}", i, kv_heads=heads, head_dim=dim, **spec)
+            for i in range(layers)
+        ]
+        (group,) = group_layers(specs, page_size=page_size)
+        return group
+
+    def side(
+        self,
+        topology,
+        order="head_major",
+        page_size=4,
+        num_tokens=48,
+        place="one device",
+        spare_nbytes=0,
+        filled=True,
+        **group,
+    ) -> Side:
+        """Return a pool that holds `num_tokens` tokens, other bytes random."""
+        plan = canonical.plan(self.group(page_size=page_size, **group), topology, order)
+        logical = self.oracle.logical(plan.group, num_tokens)
+        sliced = self.oracle.pages(plan.group, logical, topology, order)
+        rng = np.random.default_rng(7)
+        ranks, table_pages, _ = sliced.shape
+        shape = (ranks, table_pages + SPARE_PAGES, plan.page_nbytes + spare_nbytes)
+        pages = rng.integers(0, 256, shape, np.uint8)
+        page_ids = rng.permutation(shape[1])[:table_pages]
+        if filled:
+            pages[:, page_ids, : plan.page_nbytes] = sliced
+        records = self.oracle.records(plan.group, logical)
+        return Side(self.put(pages, place), page_ids, plan, records)
+
+    @staticmethod
+    def put(pages: np.ndarray, place: str) -> jax.Array:
+        """Place a pool: "one device", or "N auto" / "N explicit" devices of a mesh."""
+        if place == "one device":
+            return jax.device_put(pages.copy(), jax.devices()[0])
+        count, kind = place.split()
+        axis_type = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}[kind]
+        devices = jax.devices()[: int(count)]
+        mesh = jax.make_mesh((int(count),), ("tp",), (axis_type,), devices=devices)
+        return jax.device_put(pages, NamedSharding(mesh, PartitionSpec("tp")))
+
+
+@pytest.fixture(scope="session")
+def build(oracle) -> Builders:
+    return Builders(oracle)
+
+
+@pytest.fixture(params=["host", "device"])
+def implementation(request) -> str:
+    return request.param
