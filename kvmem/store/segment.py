@@ -1,6 +1,6 @@
 """A segment: one folder of many chunks, written once, sealed, never changed.
 
-    <segment>/orbax/             an Orbax checkpoint of one array, u8[chunks, row bytes]
+    <segment>/orbax/             an Orbax checkpoint of one array, u8[files, file bytes]
               chunks.safetensors keys, tokens and checksums, one row a chunk
               manifest.json      what this is and every file's size and digest, last
 
@@ -11,6 +11,9 @@ its own metadata nor the parent after its rename. A row is one chunk's token rec
 rows are read through TensorStore, each into its place, and leave only after their
 checksum was compared.
 
+Rows are stacked in one array; a file holds as many as make about a MiB (each file costs
+a millisecond or two to make durable), and one where a row alone is as large.
+
 Orbax is used in this file alone, and imported by the first write: it brings jax, which
 a process that reads, lists or verifies has no need of.
 """
@@ -18,6 +21,7 @@ a process that reads, lists or verifies has no need of.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import shutil
 import time
@@ -35,6 +39,7 @@ from kvmem.store.page_key import PageKey
 ARRAY = "records"
 ORBAX = "orbax"
 SIDECAR = "chunks.safetensors"
+FILE_NBYTES = 2**20  # rows are gathered into files of about this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Segment:
     tokens: np.ndarray  # i32[C, chunk_tokens]
     checksums: tuple[bytes, ...]
     created: float  # seconds since the epoch
+    rows_per_file: int
 
     @property
     def name(self) -> str:
@@ -74,11 +80,12 @@ class Segment:
         return len(self.keys) * self.facts.row_nbytes
 
     @functools.cached_property
-    def array(self) -> tensorstore.TensorStore:  # u8[C, row_nbytes]
+    def array(self) -> tensorstore.TensorStore:  # u8[files, file bytes]
         """The records on disk, opened; rows are read when they are asked for."""
         path = str(self.folder / ORBAX / ARRAY)
         spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}
-        shape = [len(self.keys), self.facts.row_nbytes]
+        num_files = -(-len(self.keys) // self.rows_per_file)
+        shape = [num_files, self.rows_per_file * self.facts.row_nbytes]
         opened = tensorstore.open(spec, read=True, dtype=tensorstore.uint8, shape=shape)
         return opened.result()
 
@@ -115,19 +122,22 @@ def write(
     """
     checksums = tuple(durable.digest(row) for row in rows)
     created = time.time()
+    rows_per_file = _rows_per_file(*rows.shape)
     folder.mkdir(mode=durable.FOLDER_MODE)
     try:
-        _save_with_orbax(folder / ORBAX, rows)
+        _save_with_orbax(folder / ORBAX, _by_file(rows, rows_per_file))
         (folder / SIDECAR).write_bytes(_pack_sidecar(keys, tokens, checksums))
         files = durable.seal_tree(folder)
         durable.sync(folder.parent)
-        body = _body(folder.name, facts, len(keys), created, files)
+        body = _body(folder.name, facts, len(keys), created, rows_per_file, files)
         durable.write_file(folder / manifest.NAME, manifest.pack(body))
     except BaseException:
         (folder / manifest.NAME).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return Segment(folder, facts, tuple(keys), tokens, checksums, created)
+    return Segment(
+        folder, facts, tuple(keys), tokens, checksums, created, rows_per_file
+    )
 
 
 def load(folder: Path, facts: Facts) -> Segment | Unusable:
@@ -147,7 +157,9 @@ def load(folder: Path, facts: Facts) -> Segment | Unusable:
     if [len(data), durable.digest(data).hex()] != body["files"][SIDECAR]:
         return Unusable(folder.name, "damaged", f"{SIDECAR}: digest differs")
     keys, tokens, checksums = _unpack_sidecar(data)
-    return Segment(folder, facts, keys, tokens, checksums, body["created"])
+    (array,) = body["arrays"]
+    created, rows_per_file = body["created"], array["rows_per_file"]
+    return Segment(folder, facts, keys, tokens, checksums, created, rows_per_file)
 
 
 def read(
@@ -168,8 +180,13 @@ def read(
         array = segment.array
     except (ValueError, OSError) as error:
         return [("damaged", str(error))] * len(rows)
-    target = tensorstore.array(out)
-    pending = [target[i].write(array[row]) for i, row in enumerate(rows)]
+    nbytes, target = segment.facts.row_nbytes, tensorstore.array(out.reshape(-1))
+    pending = []
+    for start, stop in _runs(rows, segment.rows_per_file):
+        file, first = divmod(rows[start], segment.rows_per_file)
+        source = array[file, first * nbytes : (first + stop - start) * nbytes]
+        future = target[start * nbytes : stop * nbytes].write(source)
+        pending += [future] * (stop - start)
     return [
         _settle(future, out[i], segment.checksums[row])
         for i, (row, future) in enumerate(zip(rows, pending, strict=True))
@@ -188,10 +205,11 @@ def inspect(segment: Segment) -> tuple[str, ...]:
     problems = [f"{name}: not in the manifest" for name in sorted(there - set(listed))]
     for name, (nbytes, digest) in sorted(listed.items()):
         problems += _inspect_file(segment.folder, name, nbytes, digest)
-    for i in range(len(segment.keys)):
-        out = np.empty((1, segment.facts.row_nbytes), np.uint8)
-        if fault := read(segment, [i], out)[0]:
-            problems.append(f"chunk {i}: {fault[0]}: {fault[1]}")
+    out = np.empty((segment.rows_per_file, segment.facts.row_nbytes), np.uint8)
+    for rows in itertools.batched(range(len(segment.keys)), len(out)):
+        for row, fault in zip(rows, read(segment, rows, out[: len(rows)]), strict=True):
+            if fault:
+                problems.append(f"chunk {row}: {fault[0]}: {fault[1]}")
     return tuple(problems)
 
 
@@ -209,6 +227,32 @@ def _inspect_file(folder: Path, name: str, nbytes: int, digest: str) -> list[str
     return []
 
 
+def _runs(rows: Sequence[int], per_file: int) -> list[tuple[int, int]]:
+    """Cut positions into runs whose rows follow one another within one file."""
+    cuts = [
+        i
+        for i in range(1, len(rows))
+        if rows[i] != rows[i - 1] + 1 or rows[i] % per_file == 0
+    ]
+    return list(itertools.pairwise([0, *cuts, len(rows)])) if rows else []
+
+
+def _rows_per_file(num_rows: int, row_nbytes: int) -> int:
+    """Return how many rows make a file of about FILE_NBYTES, shared out evenly."""
+    most = max(1, FILE_NBYTES // row_nbytes)
+    num_files = -(-num_rows // most)
+    return -(-num_rows // num_files)
+
+
+def _by_file(rows: np.ndarray, per_file: int) -> np.ndarray:
+    """Return u8[files, file bytes]; zeros fill the last file, no copy if it is full."""
+    num_files = -(-len(rows) // per_file)
+    if num_files * per_file != len(rows):
+        filler = np.zeros((num_files * per_file - len(rows), rows.shape[1]), np.uint8)
+        rows = np.concatenate([rows, filler])
+    return rows.reshape(num_files, -1)
+
+
 def _settle(future, row: np.ndarray, checksum: bytes) -> tuple[str, str] | None:
     try:
         future.result()
@@ -219,8 +263,8 @@ def _settle(future, row: np.ndarray, checksum: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _save_with_orbax(path: Path, rows: np.ndarray) -> None:
-    """Commit `rows` as an Orbax checkpoint: zarr3, uncompressed, one file a row."""
+def _save_with_orbax(path: Path, files: np.ndarray) -> None:
+    """Commit as an Orbax checkpoint: zarr3, uncompressed, one file a first index."""
     import orbax.checkpoint as ocp
 
     handler = ocp.PyTreeCheckpointHandler(
@@ -228,7 +272,7 @@ def _save_with_orbax(path: Path, rows: np.ndarray) -> None:
     )
     save_args = {ARRAY: ocp.SaveArgs(shard_axes=(0,))}
     with _quiet_absl(), ocp.Checkpointer(handler) as checkpointer:
-        tree = ocp.args.PyTreeSave({ARRAY: rows}, save_args=save_args)
+        tree = ocp.args.PyTreeSave({ARRAY: files}, save_args=save_args)
         checkpointer.save(path, args=tree)
 
 
@@ -264,8 +308,14 @@ def _unpack_sidecar(data: bytes) -> tuple[tuple, np.ndarray, tuple]:
     return keys, tensors["tokens"], checksums
 
 
-def _body(name, facts, num_chunks, created, files) -> dict:
+def _body(name, facts, num_chunks, created, rows_per_file, files) -> dict:
     """Return the manifest's body; `arrays` leaves room for one array a group."""
+    array = {
+        "name": ARRAY,
+        "path": f"{ORBAX}/{ARRAY}",
+        "dtype": "uint8",
+        "rows_per_file": rows_per_file,
+    }
     return {
         "kind": "kvmem segment",
         "version": manifest.VERSION,
@@ -273,7 +323,7 @@ def _body(name, facts, num_chunks, created, files) -> dict:
         "facts": dataclasses.asdict(facts),
         "num_chunks": num_chunks,
         "created": created,
-        "arrays": [{"name": ARRAY, "path": f"{ORBAX}/{ARRAY}", "dtype": "uint8"}],
+        "arrays": [array],
         "checksum": "xxh3-128",
         "files": {path: [nbytes, sum_.hex()] for path, (nbytes, sum_) in files.items()},
     }

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kvmem import store
+from kvmem.store import segment
 
 CHUNK, RECORD = 4, 96
 
@@ -56,6 +57,12 @@ def open_store(tmp_path: Path) -> Callable[..., store.PageStore]:
     yield open_
     for each in opened:
         each.close()
+
+
+@pytest.fixture
+def a_file_a_row(monkeypatch):
+    """Rows as small as these would share one file, and damage needs its own."""
+    monkeypatch.setattr(segment, "FILE_NBYTES", 1)
 
 
 @pytest.fixture(scope="session")

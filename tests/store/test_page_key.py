@@ -83,7 +83,8 @@ def test_keys_are_equal_in_every_process_whatever_the_hash_seed(run_python):
     code = (
         "from kvmem.store import Extra, chain_keys\n"
         f"print(*(k.hex() for k in chain_keys('m/f', {TOKENS}, 4)))\n"
-        "print(chain_keys('m/f', range(4), 4, [Extra('salt', ('s', 1, b'x'))])[0].hex())"
+        "extras = [Extra('salt', ('s', 1, b'x'))]\n"
+        "print(chain_keys('m/f', range(4), 4, extras)[0].hex())"
     )
     printed = [run_python(code, PYTHONHASHSEED=seed) for seed in (None, "0", "123")]
     assert len(set(printed)) == 1

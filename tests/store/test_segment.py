@@ -10,6 +10,8 @@ import pytest
 from kvmem.store import durable, manifest, segment
 from kvmem.store.segment import Facts, Unusable
 
+pytestmark = pytest.mark.usefixtures("a_file_a_row")
+
 FACTS = Facts("m", "f", 4, 96)
 NAME = "00000001-0a0b0c0d"
 
@@ -54,7 +56,7 @@ def test_a_row_of_zeros_and_a_row_of_ff_come_back(tmp_path, make_chunks):
     np.testing.assert_array_equal(out, rows)
 
 
-def test_orbax_keeps_one_stacked_uncompressed_array_with_a_file_a_row(written):
+def test_orbax_keeps_one_stacked_uncompressed_array(written):
     array = written.folder / segment.ORBAX / segment.ARRAY
     about = json.loads((array / "zarr.json").read_text())
     assert about["shape"] == [5, 384] and about["data_type"] == "uint8"
@@ -63,6 +65,43 @@ def test_orbax_keeps_one_stacked_uncompressed_array_with_a_file_a_row(written):
     assert codecs == ["bytes"]
     files = sorted(p.relative_to(array).as_posix() for p in array.rglob("0/0"))
     assert len([p for p in array.rglob("c/*/0") if p.is_file()]) == 5, files
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 4, 5, 7, 11, 12, 13])
+def test_small_rows_share_files_and_come_back_in_any_order(
+    tmp_path, make_chunks, monkeypatch, num
+):
+    monkeypatch.setattr(segment, "FILE_NBYTES", 3 * FACTS.row_nbytes + 100)
+    chunks = make_chunks(num)
+    rows = chunks.records.reshape(num, -1)
+    segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
+    seg = segment.load(tmp_path / NAME, FACTS)
+    assert segment.inspect(seg) == ()
+    array = seg.folder / segment.ORBAX / segment.ARRAY
+    num_files = len([p for p in array.rglob("c/*/0") if p.is_file()])
+    assert num_files == -(-num // 3)
+    assert seg.rows_per_file * num_files - num < num_files, "padding is spread thin"
+    random = np.random.default_rng(num)
+    for order in (range(num), range(num)[::-1], random.permutation(num), [num // 2]):
+        faults, out = read(seg, list(order))
+        assert faults == [None] * len(order)
+        np.testing.assert_array_equal(out, rows[list(order)])
+
+
+def test_a_damaged_shared_file_faults_its_rows_alone(
+    tmp_path, make_chunks, monkeypatch
+):
+    monkeypatch.setattr(segment, "FILE_NBYTES", 2 * FACTS.row_nbytes)
+    chunks = make_chunks(6)
+    rows = chunks.records.reshape(6, -1)
+    seg = segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
+    files = seg.folder / segment.ORBAX / segment.ARRAY / "c"
+    os.truncate(files / "1" / "0", 100)
+    flipped = bytearray((files / "2" / "0").read_bytes())
+    flipped[FACTS.row_nbytes] ^= 1
+    (files / "2" / "0").write_bytes(flipped)
+    reasons = [fault and fault[0] for fault in read(seg, list(range(6)))[0]]
+    assert reasons == [None, None, "damaged", "damaged", None, "checksum"]
 
 
 def test_every_file_is_listed_sealed_and_closed_to_others(written):
