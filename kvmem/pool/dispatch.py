@@ -9,18 +9,19 @@ context (its arguments know their own mesh). Inside jit it joins the caller's pr
 from collections.abc import Callable
 
 import jax
-from jax.sharding import AbstractMesh, use_abstract_mesh
+import numpy as np
+from jax.sharding import Mesh
 
 __all__ = ["call", "is_traced"]
 
-_NO_MESH = AbstractMesh((), ())
+_NO_MESH = Mesh(np.empty((), object), ())
 
 
 def call(verb: Callable, *args: object):
     """Call a jitted `verb` outside any mesh context; inside a transform, as it is."""
     if is_traced(*jax.tree.leaves(args)):
         return verb(*args)
-    with use_abstract_mesh(_NO_MESH):
+    with jax.set_mesh(_NO_MESH):
         return verb(*args)
 
 

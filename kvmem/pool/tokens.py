@@ -62,7 +62,7 @@ def write(
     _require_bytes(values, entry)
     bound = _num_slots(entry, pages.shape[-1], page_size)
     page_ids, slots = as_ids(page_ids, "page_ids"), as_ids(slots, "slots")
-    place = (entry.offset, entry.slot_stride, bound)
+    place = np.int32([entry.offset, entry.slot_stride, bound])
     return dispatch.call(_write, pages, page_ids, slots, values, place)
 
 
@@ -80,7 +80,7 @@ def read(
     """
     bound = _num_slots(entry, pages.shape[-1], page_size)
     page_ids, slots = as_ids(page_ids, "page_ids"), as_ids(slots, "slots")
-    place = (entry.offset, entry.slot_stride, bound)
+    place = np.int32([entry.offset, entry.slot_stride, bound])
     return dispatch.call(_read, pages, page_ids, slots, place, entry.nbytes)
 
 
@@ -191,7 +191,7 @@ def _read(pages, page_ids, slots, place, nbytes):
     return read_rows(pages, page_ids, starts, nbytes)
 
 
-def _addresses(page_ids: jax.Array, slots: jax.Array, place: tuple, null_page: int):
+def _addresses(page_ids: jax.Array, slots: jax.Array, place: jax.Array, null_page: int):
     """Return (page, byte) pairs; a slot outside the page sends its row to null."""
     offset, slot_stride, num_slots = place
     inside = (slots >= 0) & (slots < num_slots)

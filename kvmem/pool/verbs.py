@@ -160,7 +160,8 @@ def _retain(pool: Pool, group: int, vpages: jax.Array):
 @functools.partial(jax.jit, static_argnums=1, donate_argnums=0)
 def _fork(pool: Pool, group: int, vpages: jax.Array, copied: jax.Array):
     books, (num_lanes,) = pool.groups[group], vpages.shape
-    is_copy = jnp.arange(num_lanes, dtype=jnp.int32) == copied
+    vpages = _pad_one(vpages, books.null_vpage)
+    is_copy = jnp.arange(vpages.size, dtype=jnp.int32) == copied
     source = jnp.min(jnp.where(is_copy, vpages, books.null_vpage))
     source_is_held = (copied >= num_lanes) | (source < books.num_vpages)
     askable = (copied >= 0) & source_is_held & ~_is_unheld(books, vpages).any()
@@ -175,7 +176,7 @@ def _fork(pool: Pool, group: int, vpages: jax.Array, copied: jax.Array):
         _translate(pool, group, source[None]),
         _translate(pool, group, fresh[0]),
     )
-    return dataclasses.replace(pool, pages=pages), child, ok
+    return dataclasses.replace(pool, pages=pages), child[:num_lanes], ok
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -223,6 +224,9 @@ def _give_back(
     null_vpage, null_page = books.null_vpage, pool.null_page
     ids = jnp.where(freed, ids, null_vpage)
     pages = books.v2p.at[ids, 0].get(mode="fill", fill_value=null_page)
+    # The same ids, but known only after the map was read: without that order between
+    # the read and the write below, XLA copies the whole map.
+    unmapped = jnp.where(pages < null_page, ids, null_vpage)
     rank = jnp.cumsum(freed.astype(jnp.int32)) - 1
     vslots = jnp.where(freed, books.num_vfree + rank, null_vpage)
     slots = jnp.where(freed, pool.num_free + rank, null_page)
@@ -230,7 +234,7 @@ def _give_back(
     owner = jnp.array([pool.null_owner], jnp.int32)
     books = dataclasses.replace(
         books,
-        v2p=books.v2p.at[ids, 0].set(null_page, mode="drop"),
+        v2p=books.v2p.at[unmapped, 0].set(null_page, mode="drop"),
         vfree=books.vfree.at[vslots].set(ids, mode="drop"),
         num_vfree=books.num_vfree + count,
     )
@@ -277,7 +281,8 @@ def _pad_one(ids: jax.Array, null: int) -> jax.Array:
     """Return `ids` with a null lane added when there is one only.
 
     XLA rewrites a scatter of a single row to a select and an update whose read of the
-    old row copies the whole operand.
+    old row copies the whole operand; it also folds the reductions that keep a read of
+    a book before the write to it.
     """
     if ids.size != 1:
         return ids

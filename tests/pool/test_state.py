@@ -1,0 +1,95 @@
+"""A fresh pool: sizes, null ids, poison, placement, one buffer a leaf."""
+
+import dataclasses
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from kvmem import budget, errors
+from kvmem import pool as kvpool
+from kvmem.geometry import LayerSpec, Topology, group_layers
+
+
+def test_a_fresh_pool_has_every_page_free_and_breaks_no_law():
+    pool = kvpool.init(6, 32, 3, num_vpages=(6, 4))
+    assert (pool.num_ranks, pool.num_pages, pool.page_nbytes) == (3, 6, 32)
+    assert int(pool.num_free) == 6
+    assert [int(books.num_vfree) for books in pool.groups] == [6, 4]
+    assert (pool.null_page, pool.groups[1].null_vpage) == (6, 4)
+    assert not np.asarray(pool.pages).any()
+    assert kvpool.check(pool) == ()
+
+
+def test_poison_is_nan_in_every_type_a_page_may_hold():
+    byte = np.asarray(kvpool.init(2, 16, poison=True).pages)
+    names = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2")
+    for name in (*names, "float8_e8m0fnu"):
+        kind = np.dtype(getattr(ml_dtypes, name, name))
+        assert np.isnan(byte.view(kind).astype(np.float32)).all(), name
+
+
+@pytest.mark.case("JAX-05")
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_no_two_leaves_share_a_buffer_so_a_fresh_pool_can_be_donated(rebuilt):
+    pool = kvpool.init(5, 16, num_vpages=(5, 5))
+    if rebuilt:
+        pool = jax.tree.map(lambda leaf: leaf, pool)
+    pointers = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(pool)]
+    assert len(set(pointers)) == len(pointers)
+    donated, _, ok = kvpool.handout(pool, 0, [1], 1)
+    assert bool(ok)
+    assert pool.pages.is_deleted()
+    assert kvpool.check(donated) == ()
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_ranks_are_cut_over_the_mesh_and_the_books_are_whole_on_each_device(
+    axis_type, sharding_of
+):
+    pool = kvpool.init(6, 32, 8, sharding=sharding_of(8, axis_type))
+    shards = pool.pages.addressable_shards
+    assert [shard.data.shape for shard in shards] == [(1, 6, 32)] * 8
+    books = jax.tree.leaves(dataclasses.replace(pool, pages=()))
+    assert all(leaf.sharding.is_fully_replicated for leaf in books)
+
+
+def test_two_mesh_axes_may_share_the_rank_axis():
+    mesh = jax.make_mesh((4, 2), ("tp", "dcp"), axis_types=(AxisType.Auto,) * 2)
+    sharding = NamedSharding(mesh, PartitionSpec(("tp", "dcp")))
+    pool = kvpool.init(4, 16, 8, sharding=sharding)
+    assert pool.pages.addressable_shards[0].data.shape == (1, 4, 16)
+
+
+def test_a_sharding_that_cuts_pages_is_refused(sharding_of):
+    mesh = sharding_of(8, AxisType.Auto).mesh
+    with pytest.raises(errors.ConfigError, match="only the rank axis"):
+        kvpool.init(8, 16, sharding=NamedSharding(mesh, PartitionSpec(None, "tp")))
+
+
+@pytest.mark.parametrize("wrong", [{"num_pages": 0}, {"page_nbytes": 2**31}])
+def test_sizes_that_int32_pairs_cannot_address_are_refused_by_name(wrong):
+    sizes = {"num_pages": 4, "page_nbytes": 16} | wrong
+    (name, value), *_ = wrong.items()
+    with pytest.raises(errors.ConfigError, match=f"{name}={value}"):
+        kvpool.init(**sizes)
+
+
+def test_a_pool_takes_the_bytes_that_its_budget_says():
+    specs = [LayerSpec(f"l{i}", i, "gqa", 3, 8, None, "float32") for i in range(2)]
+    groups = group_layers(specs, 4)
+    topology = Topology(tp=3)
+    solved = budget.solve(groups, topology, [budget.limit("memory", 10_000)])
+    pool = kvpool.from_budget(solved, topology)
+    assert pool.pages.nbytes == 3 * solved.used_nbytes
+    assert pool.num_pages == solved.groups[0].pages
+
+
+def test_groups_whose_pages_differ_in_size_are_refused_in_words():
+    group = budget.GroupPages("a", "full", 1, 4, 64, 2, 8)
+    other = dataclasses.replace(group, name="b", page_nbytes=32)
+    both = budget.Budget((group, other), (), (budget.limit("memory", 999),))
+    with pytest.raises(errors.IncompatiblePlan, match="32, 64 B"):
+        kvpool.from_budget(both, Topology())
