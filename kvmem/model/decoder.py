@@ -20,7 +20,7 @@ from flax import nnx
 from jax import lax
 
 from kvmem.geometry import Envelope, Topology
-from kvmem.model.attention import attend
+from kvmem.model.attention import attend_written, write_rows
 from kvmem.model.partition import Partition
 from kvmem.model.rotate import angles, rotate
 from kvmem.model.spec import ModelSpec
@@ -144,14 +144,15 @@ class Decoder(nnx.Module):
         x = self._embedded(tokens, axis_name)
         positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
         cos, sin = angles(spec.rope, spec.head_dim, positions)
+        lengths = starts + num_new
         for index, layer in enumerate(self.layers):
+            name = f"layers.{index}"
             q, k, v = layer.heads(x, cos, sin)
-            pages, attended = attend(
-                pages, envelope, f"layers.{index}", q, k, v, table, starts, num_new
-            )
-            x = layer.mix(x, attended, axis_name)
-        last = jnp.maximum(num_new - 1, 0)[:, None, None]
-        x = jnp.take_along_axis(x, last, axis=1)
+            pages = write_rows(pages, envelope, name, k, v, table, starts, num_new)
+            if index == spec.layers - 1:  # only the last token is asked for
+                x, q, positions = (_at_last(a, num_new) for a in (x, q, positions))
+            seen = attend_written(pages, envelope, name, q, positions, table, lengths)
+            x = layer.mix(x, seen, axis_name)
         return pages, self._logits(x, axis_name)[:, 0]
 
     def dense(self, tokens: jax.Array, axis_name: str | None = None) -> jax.Array:
@@ -217,6 +218,12 @@ def _product(a, b):
     """Contract the last axes of a [N, K] and b [M, K] to f32[N, M]."""
     axes = (((1,), (1,)), ((), ()))
     return lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
+
+
+def _at_last(rows: jax.Array, num_new: jax.Array) -> jax.Array:
+    """Take row num_new - 1 (row 0 where there is none): [S, Q, ...] to [S, 1, ...]."""
+    last = jnp.maximum(num_new - 1, 0).reshape((-1,) + (1,) * (rows.ndim - 1))
+    return jnp.take_along_axis(rows, last, axis=1)
 
 
 def _sum_ranks(x, axis_name):

@@ -17,9 +17,12 @@ import math
 
 import numpy as np
 
+from kvmem.errors import IncompatiblePlan, say
 from kvmem.geometry import Envelope, np_dtype
 
-__all__ = ["ReadPlan", "WritePlan", "read_plan", "write_plan"]
+FLOATS = ("float32", "bfloat16", "float16")
+
+__all__ = ["FLOATS", "ReadPlan", "WritePlan", "read_plan", "write_plan"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +47,18 @@ class WritePlan:
     width: int  # rows of one slot of one head
     head_dim: int
     dtype: np.dtype
+
+    def require(self, shape: tuple[int, ...], layer: str) -> None:
+        """Refuse rows [H, D] that are not those of the pages."""
+        held = (len(self.first), self.head_dim)
+        if shape != held:
+            raise IncompatiblePlan(
+                say(
+                    f"rows of {shape} for layer {layer!r}",
+                    f"a token has {held[0]} rows of {held[1]} elements in its pages",
+                    "Give this rank's KV heads, or build the envelope for them",
+                )
+            )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -100,6 +115,14 @@ def _addresses(
     """Return i64[H, T] byte addresses of head rows, the bytes of a row, the dtype."""
     entries = envelope.entries_of(layer, name)
     field = entries[0].field
+    if field.dtype not in FLOATS:
+        raise IncompatiblePlan(
+            say(
+                f"attention over {field.dtype} pages (layer {layer!r})",
+                "rows are stored unscaled, in a dtype that holds any key or value",
+                f"Use one of {', '.join(FLOATS)}",
+            )
+        )
     slots = range(envelope.page_size)
     heads = [
         [entry.address(slot) + head * field.head_nbytes for slot in slots]

@@ -1,0 +1,197 @@
+"""All ranks of a decoder together: weights with a rank axis, and one step function.
+
+The rank is an axis of the arrays: what ranks split has a leading axis R, what they
+share has none. The same step runs plain on one rank, under `shard_map` on a mesh with
+an axis "tp", or under `vmap` on one device (for tests: XLA's CPU backend copies batched
+weights at every step). The law: all three give the same logits.
+
+    weights = load(spec, params, topology, mesh=mesh)
+    step = jax.jit(make_step(envelope, mesh=mesh), donate_argnums=1)
+    pages, logits = step(weights, pages, tokens, starts, num_new, table)
+
+Letters: R ranks, P pages, E page bytes, S sequences, Q new tokens, M table width.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from kvmem.errors import IncompatiblePlan, say
+from kvmem.geometry import Envelope, Topology, np_dtype
+from kvmem.model.decoder import Decoder, Split
+from kvmem.model.partition import Partition
+from kvmem.model.spec import ModelSpec
+
+__all__ = ["AXIS", "StepFn", "Weights", "load", "make_step", "page_sharding"]
+
+AXIS = "tp"
+
+StepFn = Callable[..., tuple[jax.Array, jax.Array]]
+"""(weights, pages u8[R, P, E], tokens i32[S, Q], starts i32[S], num_new i32[S],
+table i32[S, M]) -> (pages, logits f32[S, V]); V counts the padded vocabulary."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A decoder's weights on all ranks."""
+
+    split: nnx.State  # every leaf [R, ...]: each rank's own part
+    shared: nnx.State  # leaves without a rank axis, equal on every rank
+    graph: nnx.GraphDef = dataclasses.field(metadata={"static": True})
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that the weights are cut for."""
+        return jax.tree.leaves(self.split)[0].shape[0]
+
+    @property
+    def rank_nbytes(self) -> int:
+        """Bytes of the weights on one rank."""
+        split = sum(leaf.nbytes for leaf in jax.tree.leaves(self.split))
+        shared = sum(leaf.nbytes for leaf in jax.tree.leaves(self.shared))
+        return split // self.ranks + shared
+
+
+def load(
+    spec: ModelSpec,
+    params: Mapping[str, np.ndarray],
+    topology: Topology | None = None,
+    mesh: Mesh | None = None,
+    dtype: str = "float32",
+) -> Weights:
+    """Cut a whole model's tensors for every rank and put them on their devices.
+
+    Args:
+        spec: the model's facts.
+        params: the tensors of `spec.parameters()`, as a loader returns them.
+        topology: ranks; None: one.
+        mesh: a mesh of as many devices as ranks, with an axis "tp"; None: one device.
+        dtype: of the weights and of the products' inputs; sums are float32.
+
+    Raises:
+        IncompatiblePlan: heads that the topology cannot divide or replicate, or a mesh
+            of another size.
+    """
+    partition = Partition(spec, topology or Topology())
+    tp = partition.topology.tp
+    _require_mesh(mesh, tp)
+    parts = []
+    for rank in range(tp):
+        own = partition.rank_params(params, rank)
+        own = {name: np.asarray(rows, np_dtype(dtype)) for name, rows in own.items()}
+        graph, split, shared = nnx.split(Decoder(partition, own), Split, ...)
+        parts.append(split)
+    shared_at = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
+    return Weights(
+        split=jax.device_put(stacked, page_sharding(mesh)),
+        shared=jax.device_put(shared, shared_at),
+        graph=graph,
+    )
+
+
+def make_step(envelope: Envelope, mesh: Mesh | None = None) -> StepFn:
+    """Return the pure step of all ranks: write the new tokens' KV, give next logits.
+
+    Jit it and donate its pages (argument 1): they are updated in place. A row's logits
+    are those of its last new token; padded rows of the vocabulary are -inf. On a mesh
+    the logits are sharded over ranks along the vocabulary.
+
+    Args:
+        envelope: rank 0's page; the pages of all ranks have equal offsets.
+        mesh: where the ranks live; None: one device, by `vmap` if they are several.
+    """
+
+    def step(weights, pages, tokens, starts, num_new, table):
+        _require_ranks(weights, pages)
+        batch = (tokens, starts, num_new, table)
+        if mesh is not None:
+            return _on_mesh(mesh, envelope, weights, pages, batch)
+        if weights.ranks > 1:
+            return _stacked(envelope, weights, pages, batch)
+        return _held(envelope, None, weights, pages, batch)
+
+    return step
+
+
+def page_sharding(mesh: Mesh | None) -> NamedSharding | None:
+    """Return where arrays with a leading rank axis live; None without a mesh."""
+    return None if mesh is None else NamedSharding(mesh, _by_rank(mesh))
+
+
+def _on_mesh(mesh, envelope, weights, pages, batch):
+    """Run every rank on its own device; their axis is the mesh's."""
+    _require_mesh(mesh, weights.ranks)
+    ranks, everywhere = _by_rank(mesh), PartitionSpec()
+    run = jax.shard_map(
+        functools.partial(_held, envelope, AXIS),
+        mesh=mesh,
+        in_specs=(
+            Weights(ranks, everywhere, weights.graph),
+            ranks,
+            everywhere,
+        ),
+        out_specs=(ranks, PartitionSpec(None, *ranks)),
+    )
+    return run(weights, pages, batch)
+
+
+def _stacked(envelope, weights, pages, batch):
+    """Run every rank on one device; their axis is a batch axis."""
+    run = jax.vmap(
+        functools.partial(_rank_step, envelope, AXIS),
+        in_axes=(Weights(0, None, weights.graph), 0, None),
+        out_axes=(0, 1),
+        axis_name=AXIS,
+    )
+    pages, logits = run(weights, pages, batch)
+    return pages, logits.reshape(logits.shape[0], -1)
+
+
+def _held(envelope, axis_name, weights, pages, batch):
+    """Run the one rank that this device holds, under its rank axis of length 1."""
+    split = jax.tree.map(lambda leaf: leaf.squeeze(0), weights.split)
+    own = dataclasses.replace(weights, split=split)
+    pages, logits = _rank_step(envelope, axis_name, own, pages.squeeze(0), batch)
+    return pages[None], logits
+
+
+def _rank_step(envelope, axis_name, weights, pages, batch):
+    """Run one rank's decoder; no rank axis."""
+    decoder = nnx.merge(weights.graph, weights.split, weights.shared)
+    return decoder.paged(pages, envelope, *batch, axis_name=axis_name)
+
+
+def _by_rank(mesh: Mesh) -> PartitionSpec:
+    return PartitionSpec(mesh.axis_names)
+
+
+def _require_mesh(mesh: Mesh | None, tp: int) -> None:
+    """Refuse a mesh that does not give each rank one device."""
+    if mesh is None or (dict(mesh.shape).get(AXIS) == tp == mesh.size):
+        return
+    raise IncompatiblePlan(
+        say(
+            f"weights of TP {tp} on a mesh of {dict(mesh.shape)}",
+            f"each rank has one device along the axis {AXIS!r}",
+            f"Use jax.make_mesh(({tp},), ({AXIS!r},))",
+        )
+    )
+
+
+def _require_ranks(weights: Weights, pages: jax.Array) -> None:
+    """Refuse pages of another number of ranks."""
+    if pages.shape[0] != weights.ranks:
+        raise IncompatiblePlan(
+            say(
+                f"pages of {pages.shape[0]} ranks with weights of {weights.ranks}",
+                "each rank reads its own pages",
+                f"Make a pool of {weights.ranks} ranks",
+            )
+        )
