@@ -174,12 +174,20 @@ def _options(hint: object) -> tuple[Any, ...]:
     return typing.get_args(hint) if is_union else (hint,)
 
 
+def _row_type(hint: object) -> type | None:
+    """Return the dataclass that a list of tables holds, None for other leaves."""
+    rows = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+    return rows[0] if rows and dataclasses.is_dataclass(rows[0]) else None
+
+
 def _known_keys(kind: type, prefix: str = "") -> tuple[str, ...]:
     """List every key, tables included."""
     keys: list[str] = []
-    for name, (_, table) in _tables(kind).items():
+    for name, (hint, table) in _tables(kind).items():
         keys.append(prefix + name)
         keys += _known_keys(table, f"{prefix}{name}.") if table else ()
+        row = _row_type(hint)
+        keys += _known_keys(row, f"{prefix}{name}[].") if row else ()
     return tuple(keys)
 
 

@@ -35,6 +35,11 @@ class House:
 
 
 @dataclasses.dataclass(frozen=True)
+class Street:
+    houses: tuple[Room, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Needy:
     name: str
 
@@ -103,6 +108,17 @@ def test_every_fault_is_reported_at_once(read):
         read("[room]\npage_size = 'a'\nshares = 2", ["room.kind=x", "nope=1"])
     for part in ("room.page_size", "room.shares", "room.kind", "unknown key nope"):
         assert part in str(caught.value)
+
+
+def test_a_list_of_tables_becomes_a_tuple_and_is_as_strict(read):
+    text = "[[houses]]\npage_size = 2\n[[houses]]\n"
+    assert read(text, kind=Street).value.houses == (Room(page_size=2), Room())
+    with pytest.raises(errors.ConfigError) as caught:
+        read(text + "page_sice = 3\nchecked = 1", kind=Street)
+    assert "key houses[1].page_sice, the nearest known key is houses[].page_size" in (
+        str(caught.value)
+    )
+    assert "houses[1].checked: 1 is int, not bool" in str(caught.value)
 
 
 def test_a_required_key_is_named(read):
