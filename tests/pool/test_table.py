@@ -1,0 +1,74 @@
+"""Block tables: where a position lies, and what is wrong with a table."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kvmem import pool as kvpool
+from kvmem.pool import table as tables
+
+
+@pytest.fixture
+def filled():
+    """Return a pool of 6 pages and a table: one sequence of 9 tokens, one of 0."""
+    pool = kvpool.init(6, 64)
+    pool, vpages, _ = kvpool.handout(pool, 0, [3, 0], 4)
+    return pool, kvpool.BlockTable(vpages[None], jnp.array([9, 0], jnp.int32))
+
+
+def test_an_empty_table_holds_nothing_in_any_group():
+    pool = kvpool.init(6, 64, num_vpages=(6, 4))
+    table = tables.empty(pool, num_sequences=2, max_pages=3)
+    assert np.asarray(table.vpages).tolist() == [[[6] * 3] * 2, [[4] * 3] * 2]
+    assert tables.objections(table, pool, (4, 8)) == ()
+    assert kvpool.check(pool, holders=[[page] for page in table.vpages]) == ()
+
+
+def test_a_position_lies_in_its_column_at_its_slot(filled):
+    pool, table = filled
+    positions = jnp.array([[0, 3, 4, 8], [0, 1, 2, 3]], jnp.int32)
+    locate = jax.jit(tables.locate, static_argnums=(1, 3))
+    vpages, slots = locate(table, 0, positions, 4)
+    assert np.asarray(vpages).tolist() == [[0, 0, 1, 2], [6] * 4]
+    assert np.asarray(slots).tolist() == [[0, 3, 0, 0], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("position", [-1, 16, 2**31 - 1, -(2**31)])
+def test_a_position_outside_the_table_is_null_to_every_pool(position, filled):
+    pool, table = filled
+    positions = jnp.full((2, 1), position, jnp.int32)
+    vpages, _ = tables.locate(table, 0, positions, 4)
+    assert (np.asarray(kvpool.translate(pool, 0, vpages)) == pool.null_page).all()
+
+
+@pytest.mark.case("IDX-01")
+def test_an_id_past_the_end_within_a_length_is_named_with_the_size(filled):
+    pool, table = filled
+    vpages = table.vpages.at[0, 0].set(jnp.array([1, 2, 6, 6], jnp.int32))
+    table = kvpool.BlockTable(vpages, jnp.array([12, 0], jnp.int32))
+    (found,) = tables.objections(table, pool, (4,))
+    assert found == "sequence 0 column 2: virtual page 6, group 0 has 6"
+
+
+@pytest.mark.parametrize(
+    ("column", "vpage", "lengths", "phrase"),
+    [
+        (0, -1, [9, 0], "column 0: virtual page -1, group 0 has 6"),
+        (1, 5, [9, 0], "column 1: virtual page 5, nobody holds it"),
+        (3, 2, [9, 0], "column 3: virtual page 2 beyond its length 9"),
+        (3, 6, [17, 0], "length 17 needs 5 pages of group 0, the table has 4"),
+        (3, 6, [9, -2], "sequence 1 has length -2"),
+    ],
+)
+def test_a_broken_table_is_seen(column, vpage, lengths, phrase, filled):
+    pool, table = filled
+    assert tables.objections(table, pool, (4,)) == ()
+    broken = dataclasses.replace(
+        table,
+        vpages=table.vpages.at[0, 0, column].set(vpage),
+        lengths=jnp.array(lengths, jnp.int32),
+    )
+    assert any(phrase in found for found in tables.objections(broken, pool, (4,)))
