@@ -4,7 +4,7 @@ A head-major page of thirty layers has ninety runs a rank, all alike; as one gri
 are one numpy copy. `grids` finds the lattices in any list of runs, so no page order is
 a special case.
 
-    grids(plan.runs[0], plan.record_nbytes)
+    grids(plan.writers[0], plan.record_nbytes)
     # (RunGrid(corner=CopyRun(...), counts=(30, 2), local_steps=..., ...),)
 """
 
@@ -54,7 +54,9 @@ def grids(runs: Iterable[CopyRun], record_nbytes: int) -> tuple[RunGrid, ...]:
         strides = (run.local_stride, run.canonical_stride)
         return (token, run.count, run.nbytes, *strides)
 
-    ordered = sorted(runs, key=lambda r: (likeness(r), r.canonical_offset))
+    ordered = sorted(
+        runs, key=lambda r: (likeness(r), r.canonical_offset, r.local_offset)
+    )
     found: list[RunGrid] = []
     for _, alike in itertools.groupby(ordered, likeness):
         level = [RunGrid(run) for run in alike]

@@ -16,9 +16,9 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from kvmem import errors
-from kvmem.canonical.grid import RunGrid, grids
 from kvmem.canonical.mapping import CopyRun, join, rows
 from kvmem.canonical.units import check_tiling, common_unit
 from kvmem.geometry import envelope
@@ -26,9 +26,11 @@ from kvmem.geometry.envelope import Envelope
 from kvmem.geometry.groups import LifecycleGroup
 from kvmem.geometry.topology import Topology
 
-__all__ = ["CopyPlan", "check", "plan"]
+__all__ = ["CopyPlan", "Who", "check", "plan"]
 
 Runs = tuple[CopyRun, ...]
+# Whose runs: all that are elected, all that hold, or everything one rank holds.
+Who = Literal["writers", "holders"] | int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +52,14 @@ class CopyPlan:
     order: str
     runs: tuple[Runs, ...]
     writers: tuple[Runs, ...]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        # The facts that a plan is derived from: thousands of runs need no hashing.
+        return hash((self.group, self.topology, self.order))
 
     def __post_init__(self):
         objections = check(self)
@@ -77,19 +87,17 @@ class CopyPlan:
         """Bytes of one page on one rank, padding included."""
         return self.envelope(0).nbytes
 
+    def lists(self, who: Who) -> tuple[Runs, ...]:
+        """Return a list of runs a rank: the writers', the holders', or one rank's."""
+        if who == "writers":
+            return self.writers
+        if who == "holders":
+            return self.runs
+        return tuple(runs if r == who else () for r, runs in enumerate(self.runs))
+
     def envelope(self, rank: int) -> Envelope:
         """Return the meaning of a page on `rank`."""
         return envelope.build(self.group, self.topology, rank, self.order)
-
-    @functools.cached_property
-    def run_grids(self) -> tuple[tuple[RunGrid, ...], ...]:
-        """`runs` as strided arrays, a list a rank."""
-        return tuple(grids(runs, self.record_nbytes) for runs in self.runs)
-
-    @functools.cached_property
-    def writer_grids(self) -> tuple[tuple[RunGrid, ...], ...]:
-        """`writers` as strided arrays, a list a rank."""
-        return tuple(grids(runs, self.record_nbytes) for runs in self.writers)
 
     @functools.cached_property
     def unit_nbytes(self) -> int:

@@ -10,7 +10,7 @@ fill with zeros and drop.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,12 +19,11 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from kvmem import errors
-from kvmem.canonical.mapping import CopyRun
-from kvmem.canonical.plan import CopyPlan
+from kvmem.canonical.plan import CopyPlan, Who
 from kvmem.canonical.units import expand, index
 from kvmem.transfer.window import Window
 
-__all__ = ["export_runs", "import_runs"]
+__all__ = ["export_pages", "import_pages"]
 
 
 class _Facts(NamedTuple):
@@ -38,32 +37,34 @@ class _Facts(NamedTuple):
     over_ranks: NamedSharding | None  # None: each device holds all ranks
 
 
-def export_runs(
+def export_pages(
     pages: jax.Array,
     page_ids: np.ndarray,
     plan: CopyPlan,
-    runs: Sequence[Sequence[CopyRun]],
     window: Window,
+    who: Who = "writers",
 ) -> np.ndarray:
-    """Return u8[num_tokens, record] with what `runs` move; other bytes are zero."""
+    """Return u8[num_tokens, record] of the elected writers, or of one rank.
+
+    Bytes that nobody of them holds are zero.
+    """
     facts = _facts(pages, plan)
-    table = _table(plan, runs, facts, to_records=True)
+    table = _table(plan, who, facts, to_records=True)
     padded = _export(pages, _bucket(page_ids, window, pages), table, facts)
     first = window.first_token - window.pages.start * window.page_tokens
     return np.asarray(padded)[first : first + window.num_tokens]
 
 
-def import_runs(
+def import_pages(
     pages: jax.Array,
     page_ids: np.ndarray,
     plan: CopyPlan,
-    runs: Sequence[Sequence[CopyRun]],
     window: Window,
     records: np.ndarray,
 ) -> jax.Array:
-    """Return pages that hold what `runs` move out of `records`. Donates `pages`."""
+    """Return pages whose every holder holds the records. Donates `pages`."""
     facts = _facts(pages, plan)
-    table = _table(plan, runs, facts, to_records=False)
+    table = _table(plan, "holders", facts, to_records=False)
     ids = _bucket(page_ids, window, pages)
     first = window.first_token - window.pages.start * window.page_tokens
     padded = np.zeros((len(ids) * window.page_tokens, records.shape[1]), np.uint8)
@@ -112,19 +113,15 @@ def _over_ranks(pages: jax.Array) -> NamedSharding | None:
     return NamedSharding(pages.sharding.mesh, PartitionSpec(pages.sharding.spec[0]))
 
 
-def _table(
-    plan: CopyPlan,
-    runs: Sequence[Sequence[CopyRun]],
-    facts: _Facts,
-    to_records: bool,
-) -> jax.Array:
+@functools.lru_cache(maxsize=64)
+def _table(plan: CopyPlan, who: Who, facts: _Facts, to_records: bool) -> jax.Array:
     """Return i32[R, units]: where each unit of the target side comes from, or null."""
     unit = plan.unit_nbytes
     local_units = plan.page_nbytes // unit
     canonical_units = plan.page_tokens * plan.record_nbytes // unit
     tables = []
-    for of_rank in runs:
-        local, canonical = expand(of_rank, unit)
+    for runs in plan.lists(who):
+        local, canonical = expand(runs, unit)
         if to_records:
             tables.append(index(canonical, local, canonical_units, local_units))
         else:

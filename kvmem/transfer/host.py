@@ -3,72 +3,84 @@
 On CPU a pool's bytes are the process's own memory. Reading is a zero-copy
 `np.asarray` of each shard. Writing goes through `_writable` and nothing else in kvmem
 does so; its rules stand there. Pages are the outer loop and ranks the inner one: a
-page's records stay in cache while every rank fills them.
+page's records stay in cache while every rank fills them, and ranks that share a block
+of memory are one numpy copy.
 """
 
 import concurrent.futures
 import ctypes
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from kvmem.canonical.grid import RunGrid
+from kvmem.canonical.grid import RunGrid, grids
+from kvmem.canonical.plan import CopyPlan, Who
 from kvmem.transfer.window import Window
 
-__all__ = ["export_grids", "import_grids"]
+__all__ = ["export_pages", "import_pages"]
 
-Grids = Sequence[Sequence[RunGrid]]  # by rank
-Copy = Callable[[np.ndarray, np.ndarray], None]  # (rank's bytes, records' bytes)
+Copy = Callable[[np.ndarray, np.ndarray], None]  # (pages' bytes, records' bytes)
 
 
 class _Lane(NamedTuple):
-    """One grid of one rank, and the memory of that rank's pages."""
+    """One grid of the ranks that share a block of memory."""
 
-    memory: np.ndarray  # u8[pages * page_nbytes]
+    memory: np.ndarray  # u8[ranks * pages * page_nbytes]
     num_pages: int
     page_nbytes: int
     grid: RunGrid
 
 
-def export_grids(
+def export_pages(
     pages: jax.Array,
     page_ids: np.ndarray,
-    grids: Grids,
+    plan: CopyPlan,
     window: Window,
     records: np.ndarray,
     threads: int = 1,
+    who: Who = "writers",
 ) -> None:
-    """Copy what `grids` move, a list a rank, out of pages into `records`.
+    """Copy the bytes of the elected writers, or of one rank, out of pages.
 
     Args:
         pages: u8[R, P, E] in this process's memory.
         page_ids: i64[M], physical pages by table position.
-        records: u8[num_tokens, record], C-contiguous; bytes no grid moves are kept.
+        records: u8[num_tokens, record], C-contiguous; bytes not moved are kept.
     """
-    memories = {}
-    for rank, memory in _memories(jax.block_until_ready(pages), np.asarray):
-        memories[rank] = memory  # equal copies of a rank: any of them
-    lanes = _lanes(pages, memories.items(), grids)
+    jax.block_until_ready(pages)
+    shards = {}
+    for shard in pages.addressable_shards:
+        shards[shard.index] = shard  # equal copies of the same ranks: any of them
+    lanes = [
+        lane
+        for index, shard in shards.items()
+        for lane in _lanes(np.asarray(shard.data), index, plan, who)
+    ]
     _move(lanes, page_ids, window, records, threads, _to_records)
 
 
-def import_grids(
+def import_pages(
     pages: jax.Array,
     page_ids: np.ndarray,
-    grids: Grids,
+    plan: CopyPlan,
     window: Window,
     records: np.ndarray,
     threads: int = 1,
 ) -> jax.Array:
-    """Copy what `grids` move, a list a rank, out of `records` into pages.
+    """Copy records into the pages of every holder.
 
     Donates `pages`: the bytes stay where they are, under the array that is returned.
     """
     pages = _claim(pages)
-    lanes = _lanes(pages, _memories(pages, _writable), grids)
+    lanes = [
+        lane
+        for shard in pages.addressable_shards
+        for lane in _lanes(_writable(shard.data), shard.index, plan, "holders")
+    ]
     _move(lanes, page_ids, window, records, threads, _to_pages)
     return pages
 
@@ -99,7 +111,7 @@ def _claim(pages: jax.Array) -> jax.Array:
 def _writable(shard: jax.Array) -> np.ndarray:
     """Return a shard's own memory, writable. The only such view in kvmem.
 
-    jax arrays are immutable; this is safe under four rules, kept by `import_grids`:
+    jax arrays are immutable; this is safe under four rules, kept by `import_pages`:
     the array was just donated to us (`_claim`), so no computation or view reads it; it
     is ready; the pointer is taken afresh for every import, never kept; and the view is
     dropped before the array is handed back, since a later donation may move the bytes.
@@ -110,27 +122,30 @@ def _writable(shard: jax.Array) -> np.ndarray:
     return np.frombuffer(memory, np.uint8).reshape(shard.shape)
 
 
-def _memories(
-    pages: jax.Array, view: Callable[[jax.Array], np.ndarray]
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (rank, u8[P * E]) for every copy of every rank's pages."""
-    for shard in pages.addressable_shards:
-        memory = view(shard.data)
-        assert memory.flags.c_contiguous, "pages lie one after another"
-        first = shard.index[0].start or 0
-        for i, of_rank in enumerate(memory):
-            yield first + i, of_rank.reshape(-1)
-
-
 def _lanes(
-    pages: jax.Array, memories: Iterable[tuple[int, np.ndarray]], grids: Grids
+    memory: np.ndarray, index: tuple[slice, ...], plan: CopyPlan, who: Who
 ) -> list[_Lane]:
-    _, num_pages, page_nbytes = pages.shape
-    return [
-        _Lane(memory, num_pages, page_nbytes, grid)
-        for rank, memory in memories
-        for grid in grids[rank]
+    """Return the lanes of one shard, u8[ranks, P, E]."""
+    assert memory.flags.c_contiguous, "pages lie one after another"
+    ranks, num_pages, page_nbytes = memory.shape
+    first = index[0].start or 0
+    found = _grids(plan, who, first, ranks, num_pages * page_nbytes)
+    flat = memory.reshape(-1)
+    return [_Lane(flat, num_pages, page_nbytes, grid) for grid in found]
+
+
+@functools.lru_cache(maxsize=1024)
+def _grids(
+    plan: CopyPlan, who: Who, first: int, ranks: int, rank_nbytes: int
+) -> tuple[RunGrid, ...]:
+    """Fold the runs of ranks that lie one after another: one copy for all of them."""
+    lists = plan.lists(who)[first : first + ranks]
+    moved = [
+        dataclasses.replace(run, local_offset=run.local_offset + i * rank_nbytes)
+        for i, runs in enumerate(lists)
+        for run in runs
     ]
+    return grids(moved, plan.record_nbytes)
 
 
 def _move(

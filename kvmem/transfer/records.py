@@ -66,9 +66,9 @@ def export_records(
     if num_tokens == 0:
         return out
     if chosen == "device":
-        out[...] = device.export_runs(pages, ids, plan, plan.writers, window)
+        out[...] = device.export_pages(pages, ids, plan, window)
     else:
-        host.export_grids(pages, ids, plan.writer_grids, window, out, threads)
+        host.export_pages(pages, ids, plan, window, out, threads)
     if verify_replicas:
         _verify(chosen, pages, ids, plan, window, out)
     return out
@@ -105,28 +105,19 @@ def import_records(
     if len(records) == 0:
         return pages
     if chosen == "device":
-        return device.import_runs(pages, ids, plan, plan.runs, window, records)
+        return device.import_pages(pages, ids, plan, window, records)
     packed = np.ascontiguousarray(records)
-    return host.import_grids(pages, ids, plan.run_grids, window, packed, threads)
-
-
-def _export_one(chosen, pages, ids, plan, rank, window, seen) -> None:
-    """Fill `seen` with all that one rank holds; its other bytes are undefined."""
-
-    def alone(by_rank):
-        return [held if r == rank else () for r, held in enumerate(by_rank)]
-
-    if chosen == "device":
-        seen[...] = device.export_runs(pages, ids, plan, alone(plan.runs), window)
-    else:
-        host.export_grids(pages, ids, alone(plan.run_grids), window, seen)
+    return host.import_pages(pages, ids, plan, window, packed, threads)
 
 
 def _verify(chosen, pages, ids, plan, window, records) -> None:
     """Compare every replica's bytes with the elected ones, rank by rank."""
     seen = np.empty_like(records)
     for rank in plan.replicated:
-        _export_one(chosen, pages, ids, plan, rank, window, seen)
+        if chosen == "device":
+            seen[...] = device.export_pages(pages, ids, plan, window, who=rank)
+        else:
+            host.export_pages(pages, ids, plan, window, seen, who=rank)
         merged = np.where(_held(plan, rank, window), seen, records)
         objections = judge(records, merged, plan.group, window.first_token)
         if objections:

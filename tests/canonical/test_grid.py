@@ -1,5 +1,6 @@
 """Grids cover each run once, and a regular page is one of them."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -48,6 +49,18 @@ def test_grids_cover_each_run_once(build, order, topology, dim):
 def test_a_page_of_equal_layers_is_one_copy_a_rank(build, order, tp):
     plan = canonical.plan(build.group(30, 3, dim=64, page_size=16), Topology(tp), order)
     assert {len(grids(r, plan.record_nbytes)) for r in plan.writers} == {1}
+
+
+@pytest.mark.parametrize("tp, who", [(3, "writers"), (9, "holders")])
+def test_ranks_that_lie_one_after_another_are_one_copy(build, tp, who):
+    plan = canonical.plan(build.group(30, 3, dim=64, page_size=16), Topology(tp))
+    moved = [
+        dataclasses.replace(run, local_offset=run.local_offset + rank * 10**9)
+        for rank, runs in enumerate(plan.lists(who))
+        for run in runs
+    ]
+    (grid,) = grids(moved, plan.record_nbytes)
+    assert sorted(cells(grid), key=str) == sorted(moved, key=str)
 
 
 def test_uneven_runs_keep_their_own_grids():

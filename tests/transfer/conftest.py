@@ -67,13 +67,17 @@ class Builders:
     @staticmethod
     def put(pages: np.ndarray, place: str) -> jax.Array:
         """Place a pool: "one device", or "N auto" / "N explicit" devices of a mesh."""
-        if place == "one device":
-            return jax.device_put(pages.copy(), jax.devices()[0])
-        count, kind = place.split()
-        axis_type = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}[kind]
-        devices = jax.devices()[: int(count)]
-        mesh = jax.make_mesh((int(count),), ("tp",), (axis_type,), devices=devices)
-        return jax.device_put(pages, NamedSharding(mesh, PartitionSpec("tp")))
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        if place != "one device":
+            count, kind = place.split()
+            axis_type = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}[kind]
+            devices = jax.devices()[: int(count)]
+            mesh = jax.make_mesh((int(count),), ("tp",), (axis_type,), devices=devices)
+            sharding = NamedSharding(mesh, PartitionSpec("tp"))
+        # device_put may borrow numpy's memory, which jax then refuses to donate: a pool
+        # is the output of a program, as in an engine.
+        owned = jax.jit(lambda p: p ^ np.uint8(0), out_shardings=sharding)
+        return owned(jax.device_put(pages, sharding))
 
 
 @pytest.fixture(scope="session")

@@ -57,6 +57,19 @@ def test_a_view_of_the_old_bytes_keeps_the_old_bytes(sides):
     assert np.array_equal(found, full.records)
 
 
+def test_a_numpy_array_that_lent_its_memory_to_a_pool_never_changes(build):
+    full = build.side(Topology(3))
+    raw = np.zeros(full.pages.nbytes + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    lent = raw[start : start + full.pages.nbytes].reshape(full.pages.shape)
+    pages = jax.device_put(lent)
+    assert pages.unsafe_buffer_pointer() == lent.ctypes.data
+    pages = transfer.import_records(pages, full.page_ids, full.records, full.plan)
+    assert not lent.any()
+    found = transfer.export_records(pages, full.page_ids, full.plan, 48)
+    assert np.array_equal(found, full.records)
+
+
 def test_an_array_that_was_read_before_an_import_is_not_stale_after_it(sides):
     full, blank = sides
     np.asarray(blank.pages)  # jax keeps this copy with the handle
