@@ -138,13 +138,12 @@ def _scored_merges(
     tokens: Sequence[str], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
     """List every pair that joins to a piece, best-scored pieces first."""
-    place = {text: index for index, text in enumerate(tokens)}
+    known = set(tokens)
     merges = []
     for index in sorted(range(len(tokens)), key=lambda i: (-scores[i], i)):
         text = tokens[index]
         pairs = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
-        pairs = [(a, b) for a, b in pairs if a in place and b in place]
-        merges += sorted(pairs, key=lambda pair: (place[pair[0]], place[pair[1]]))
+        merges += [(a, b) for a, b in pairs if a in known and b in known]
     return merges
 
 

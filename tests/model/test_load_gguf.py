@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvmem.errors import FormatMismatch
-from kvmem.model import load_gguf
+from kvmem.model import load_gguf, loaded
 
 DEMO_ID = "07d8b7a9b45ade774fa1d34a4ad7e2b2bb3e8096855c7143468bc51fd95e2458"
 DEMO_Q = "54b377bbfa2deab945dfdba7fb59e0ca3eb74329358bd1b53b635b3ff37c1a56"
@@ -37,6 +37,13 @@ def test_every_tensor_comes_back_under_its_name(tiny_spec, make_params, write_gg
     assert set(model.params) == set(params)
     for name, array in params.items():
         np.testing.assert_array_equal(model.params[name], array, err_msg=name)
+
+
+def test_no_tensor_lies_in_the_file_that_was_read(tiny_spec, make_params, write_gguf):
+    path = write_gguf(tiny_spec, make_params(tiny_spec))
+    model = load_gguf.read(path)
+    path.write_bytes(bytes(path.stat().st_size))  # in place: a map would see it
+    assert loaded.tensor_digests(model.params) == model.digests
 
 
 def test_an_untied_model_has_its_own_output(tiny_spec, make_params, write_gguf):

@@ -164,8 +164,27 @@ def test_a_begin_token_is_added_where_the_file_says_so(tokens_metadata):
 
 
 def test_ends_of_turn_and_message_end_a_text_too(tokens_metadata):
-    ends = {"tokenizer.ggml.eot_token_id": 2, "tokenizer.ggml.eom_token_id": 0}
-    assert gguf_tokenizer.build(tokens_metadata | ends).eos_ids == (0, 2)
+    ends = {"tokenizer.ggml.eot_token_id": 2, "tokenizer.ggml.eom_token_id": 1}
+    assert gguf_tokenizer.build(tokens_metadata | ends).eos_ids == (0, 2, 1)
+    ends["tokenizer.ggml.eot_token_id"] = 0
+    assert gguf_tokenizer.build(tokens_metadata | ends).eos_ids == (0, 1)
+
+
+def test_a_rendered_chat_gets_no_second_begin_token(tokens_metadata):
+    bos = {"tokenizer.ggml.add_bos_token": True}
+    ids = gguf_tokenizer.build(tokens_metadata | bos).apply_chat(CHAT[:1])
+    assert ids[0] == 1 and ids[1] != 1
+
+
+def test_llama3_takes_a_whole_word_of_the_vocabulary_without_merges(tokens_metadata):
+    tokens_metadata["tokenizer.ggml.tokens"].append("zq")
+    tokens_metadata["tokenizer.ggml.token_type"].append(1)
+
+    def num_ids(pre):
+        tok = gguf_tokenizer.build(tokens_metadata | {"tokenizer.ggml.pre": pre})
+        return len(tok.encode("zq", add_special_tokens=False))
+
+    assert (num_ids("llama3"), num_ids("smollm")) == (1, 2)
 
 
 @pytest.mark.parametrize(
