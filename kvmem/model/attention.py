@@ -60,7 +60,7 @@ def attend(
         finite numbers of no meaning.
     """
     pages = write_rows(pages, envelope, layer, k, v, table, starts, num_new)
-    positions = starts[:, None] + jnp.arange(q.shape[1], dtype=jnp.int32)
+    positions = starts[:, None] + jnp.arange(q.shape[1], dtype=jnp.int32)[None]
     lengths = starts + num_new
     out = attend_written(
         pages, envelope, layer, q, positions, table, lengths, scale=scale

@@ -142,7 +142,7 @@ class Decoder(nnx.Module):
         """
         spec = self.partition.spec
         x = self._embedded(tokens, axis_name)
-        positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         cos, sin = angles(spec.rope, spec.head_dim, positions)
         lengths = starts + num_new
         for index, layer in enumerate(self.layers):

@@ -1,7 +1,9 @@
 """Small models on disk: a GGUF file, a checkpoint directory; and the real one."""
 
 import json
+import math
 import pathlib
+import re
 import types
 
 import gguf
@@ -247,3 +249,51 @@ def made():
     return types.SimpleNamespace(
         hf_config=hf_config, interleaved=interleaved, write_tokenizer=write_tokenizer
     )
+
+
+@pytest.fixture(scope="session")
+def decoder_spec():
+    """Make the facts of a decoder that compiles in a second; fields by keyword."""
+
+    def make(**changes) -> ModelSpec:
+        sizes = dict(hidden=32, mlp=50, layers=2, heads=4, kv_heads=2, head_dim=8)
+        rest = dict(vocab=67, norm_eps=1e-5, tie_embeddings=True, max_position=128)
+        return ModelSpec("small", **(sizes | rest | changes))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def decoder_params():
+    """Random float32 tensors of a spec, scaled so that activations stay near one."""
+
+    def make(spec: ModelSpec, seed: int = 0) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(seed)
+        return {
+            name: rng.standard_normal(shape, np.float32) / np.sqrt(shape[-1])
+            if len(shape) == 2
+            else 1 + 0.3 * rng.standard_normal(shape, np.float32)
+            for name, shape in spec.parameters().items()
+        }
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def pool_copies():
+    """Say what a compiled step does to its pool beside updating it in place."""
+
+    def find(compiled, pages, spare_nbytes: int) -> list[str]:
+        memory = compiled.memory_analysis()
+        found = []
+        if memory.alias_size_in_bytes < pages.nbytes:
+            found.append(f"only {memory.alias_size_in_bytes} bytes are aliased")
+        if memory.temp_size_in_bytes > spare_nbytes:
+            found.append(f"{memory.temp_size_in_bytes} temporary bytes")
+        for line in compiled.as_text().splitlines():
+            made = re.match(r"\s*(?:ROOT )?%?\S+ = (u8\[[\d,]*\])\S* copy\(", line)
+            if made and math.prod(map(int, made[1][3:-1].split(","))) == pages.nbytes:
+                found.append(line.strip())
+        return found
+
+    return find
