@@ -29,6 +29,7 @@ __all__ = ["ENV_PREFIX", "Loaded", "Nbytes", "Override", "Setting", "parse_nbyte
 __all__ += ["parse_override", "read"]
 
 ENV_PREFIX = "KVMEM_"
+_NO_SETTINGS = ("KVMEM_CACHE",)  # a folder of the machine: kvmem/model/weights_cache.py
 
 Nbytes = NewType("Nbytes", int)  # bytes; TOML also takes "2GiB", "80GB", "512 MiB"
 
@@ -121,7 +122,7 @@ def read[T](
             name[len(ENV_PREFIX) :].lower().replace("__", "."), text, f"env {name}"
         )
         for name, text in sorted(env.items())
-        if name.startswith(ENV_PREFIX)
+        if name.startswith(ENV_PREFIX) and name not in _NO_SETTINGS
     ]
     given += [parse_override(o) if isinstance(o, str) else o for o in overrides]
     faults = []

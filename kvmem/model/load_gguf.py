@@ -24,7 +24,7 @@ from kvmem.model import gguf_tokenizer, weights_cache
 from kvmem.model.loaded import LoadedModel, tensor_digests
 from kvmem.model.spec import ModelSpec
 
-__all__ = ["load", "read"]
+__all__ = ["load", "read", "read_spec"]
 
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -75,27 +75,37 @@ def load(path: Path | str) -> LoadedModel:
 
 def read(path: Path) -> LoadedModel:
     """Read a GGUF file itself, without the cache."""
-    reader = _open(path)
-    metadata = {key: field.contents() for key, field in reader.fields.items()}
-    _require_llama(metadata, path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    factors = tensors.pop(_ROPE_FACTORS, None)
-    spec = _spec(
-        metadata,
-        tied="output.weight" not in tensors,
-        factors=None if factors is None else _dequantise(factors),
-        name=metadata.get("general.name", path.stem),
-    )
+    metadata, tensors = _contents(path)
+    spec = _spec(metadata, tensors, path.stem)
+    tensors.pop(_ROPE_FACTORS, None)
     params = _params(tensors, spec)
     spec.require({name: array.shape for name, array in params.items()}, str(path))
     digests = tensor_digests(params)
     return LoadedModel(spec, params, gguf_tokenizer.build(metadata), str(path), digests)
 
 
+def read_spec(path: Path | str) -> ModelSpec:
+    """Read a GGUF file's facts; no weight is dequantised."""
+    path = Path(path)
+    spec = weights_cache.fetch_spec(weights_cache.key_of(path))
+    return spec or _spec(*_contents(path), path.stem)
+
+
+def _contents(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
+    """Open a llama file: its key-values as Python data, its tensors by name."""
+    reader = _open(path)
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+    _require_llama(metadata, path)
+    return metadata, {tensor.name: tensor for tensor in reader.tensors}
+
+
 def _open(path: Path) -> gguf.GGUFReader:
     """Open a file, or say why it is no GGUF file."""
     try:
-        return gguf.GGUFReader(path)
+        reader = gguf.GGUFReader(path)
+        if reader.byte_order == "S":
+            raise ValueError("its bytes are in the other order than this machine's")
+        return reader
     except (ValueError, KeyError, IndexError) as error:
         raise FormatMismatch(
             say(
@@ -131,14 +141,14 @@ def _require_llama(metadata: Mapping[str, Any], path: Path) -> None:
 
 
 def _spec(
-    metadata: Mapping[str, Any], tied: bool, factors: np.ndarray | None, name: str
+    metadata: Mapping[str, Any], tensors: Mapping[str, gguf.ReaderTensor], stem: str
 ) -> ModelSpec:
     """Make the facts of the decoder from the declared keys."""
     heads = metadata["llama.attention.head_count"]
     hidden = metadata["llama.embedding_length"]
     head_dim = metadata.get("llama.attention.key_length", hidden // heads)
     return ModelSpec(
-        name=name,
+        name=metadata.get("general.name", stem),
         hidden=hidden,
         mlp=metadata["llama.feed_forward_length"],
         layers=metadata["llama.block_count"],
@@ -147,16 +157,16 @@ def _spec(
         head_dim=head_dim,
         vocab=len(metadata["tokenizer.ggml.tokens"]),
         norm_eps=_shortest(metadata["llama.attention.layer_norm_rms_epsilon"]),
-        tie_embeddings=tied,
+        tie_embeddings="output.weight" not in tensors,
         max_position=metadata["llama.context_length"],
-        rope=_rope(metadata, head_dim, factors),
+        rope=_rope(metadata, head_dim, tensors.get(_ROPE_FACTORS)),
         bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
         eos_ids=gguf_tokenizer.eos_ids(metadata),
     )
 
 
 def _rope(
-    metadata: Mapping[str, Any], head_dim: int, factors: np.ndarray | None
+    metadata: Mapping[str, Any], head_dim: int, factors: gguf.ReaderTensor | None
 ) -> geometry.Rope:
     """Make the rope facts; keys are half-split once rows are un-permuted."""
     width = metadata.get("llama.rope.dimension_count", head_dim)
@@ -174,7 +184,8 @@ def _rope(
         return geometry.rope.linear(theta, head_dim, _shortest(scale))
     if factors is None:
         return geometry.Rope(theta)
-    scaled = geometry.Rope(theta).inverse_frequencies(head_dim) / factors
+    scaled = geometry.Rope(theta).inverse_frequencies(head_dim)
+    scaled /= _dequantise(factors)
     return geometry.Rope(theta, frequencies=tuple(scaled.tolist()))
 
 

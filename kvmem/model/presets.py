@@ -58,13 +58,13 @@ def load(source: str | Path, dtype: str = "float32") -> LoadedModel:
 
 
 def read_spec(source: str | Path) -> ModelSpec:
-    """Read a model's facts; of a checkpoint or a config.json, without its weights."""
+    """Read a model's facts without its weights."""
     if str(source).endswith(".json") and Path(source).is_file():
         return config_hf.read(Path(source))
     path = resolve(source)
     if path.is_dir():
         return config_hf.read(path / "config.json")
-    return load_gguf.load(path).spec
+    return load_gguf.read_spec(path)
 
 
 def declared_dtype(source: str | Path) -> str | None:

@@ -31,7 +31,7 @@ from kvmem.model import loaded, tensor_file
 from kvmem.model.spec import ModelSpec
 from kvmem.model.tokenizer import Tokenizer
 
-__all__ = ["MAX_NBYTES", "fetch", "folder", "keep", "key_of"]
+__all__ = ["MAX_NBYTES", "fetch", "fetch_spec", "folder", "keep", "key_of"]
 
 MAX_NBYTES = 4 << 30  # a larger model is dequantised anew rather than fill the disk
 _SCHEME = 1  # raise it whenever a loader's result changes
@@ -69,6 +69,14 @@ def fetch(key: str, source: str) -> loaded.LoadedModel | None:
     spec = _spec(facts["spec"])
     tokenizer = Tokenizer.from_state(facts["tokenizer"])
     return loaded.LoadedModel(spec, params, tokenizer, source, digests)
+
+
+def fetch_spec(key: str) -> ModelSpec | None:
+    """Return the facts of the model kept under `key`; its weights are not looked at."""
+    try:
+        return _spec(_facts(folder() / key)["spec"])
+    except (FormatMismatch, OSError, ValueError, KeyError):
+        return None
 
 
 def keep(key: str, model: loaded.LoadedModel) -> bool:

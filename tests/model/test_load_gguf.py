@@ -168,3 +168,15 @@ def test_a_file_that_is_cut_or_no_gguf_is_refused(
     path.write_bytes(b"PK\x03\x04" + whole)
     with pytest.raises(FormatMismatch, match="magic"):
         load_gguf.load(path)
+
+
+def test_a_file_in_the_other_byte_order_is_refused(tmp_path):
+    path = tmp_path / "big.gguf"
+    writer = gguf.GGUFWriter(path, "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.add_tensor("output_norm.weight", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(FormatMismatch, match="other order"):
+        load_gguf.load(path)

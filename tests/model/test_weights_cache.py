@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from kvmem import settings
 from kvmem.model import load_gguf, weights_cache
 
 
@@ -136,3 +137,25 @@ def test_the_folder_is_the_homes_unless_the_environment_names_one(monkeypatch):
     monkeypatch.delenv("KVMEM_CACHE")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert str(weights_cache.folder()) == "/home/somebody/.cache/kvmem/gguf"
+
+
+def test_the_folders_variable_is_no_setting(tiny_spec):
+    env = {"KVMEM_CACHE": "/somewhere"}
+    facts = settings.read(type(tiny_spec.rope), None, (), env)
+    assert facts.value == type(tiny_spec.rope)()
+
+
+def test_facts_alone_are_read_without_expanding_the_weights(path, monkeypatch):
+    def expands(*args):
+        raise AssertionError("a tensor was expanded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(load_gguf, "_params", expands)
+        first = load_gguf.read_spec(path)
+    assert not weights_cache.folder().exists()
+    model = load_gguf.load(path)
+    monkeypatch.setattr(load_gguf, "_open", expands)  # now from the cache
+    assert load_gguf.read_spec(path) == first == model.spec
+    DAMAGE["a byte of the facts"](weights_cache.folder() / weights_cache.key_of(path))
+    with pytest.raises(AssertionError, match="expanded"):
+        load_gguf.read_spec(path)
