@@ -1,0 +1,35 @@
+"""Serving: requests, batches, the step, the engine.
+
+`ServeConfig` and `SamplingParams` are plain facts; the engine brings jax with it, so it
+is imported when it is first asked for and a plan can be made without it.
+"""
+
+import importlib
+
+from kvmem.serve.buckets import Bucket, Buckets, ServeConfig
+
+__all__ = [
+    "Bucket",
+    "Buckets",
+    "Completion",
+    "Delta",
+    "Engine",
+    "Output",
+    "SamplingParams",
+    "ServeConfig",
+]
+
+_HOMES = {
+    "Engine": "kvmem.serve.engine",
+    "Completion": "kvmem.serve.request",
+    "Delta": "kvmem.serve.request",
+    "Output": "kvmem.serve.request",
+    "SamplingParams": "kvmem.serve.request",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of this room whose file is imported on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvmem.serve' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

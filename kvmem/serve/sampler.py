@@ -19,7 +19,15 @@ import numpy as np
 
 from kvmem.serve.request import MAX_LOGPROBS, SamplingParams
 
-__all__ = ["Rows", "greedy", "log_probabilities", "pack_rows", "sample"]
+__all__ = [
+    "RowKey",
+    "Rows",
+    "greedy",
+    "log_probabilities",
+    "pack_rows",
+    "sample",
+    "take_rows",
+]
 
 
 class RowKey(NamedTuple):
@@ -55,6 +63,13 @@ def pack_rows(rows: Sequence[RowKey], width: int) -> Rows:
     )
 
 
+def take_rows(logits: jax.Array, rows: np.ndarray, width: int) -> jax.Array:
+    """Return f32[width, V]: the named rows of f32[S, V], then repeats of the first."""
+    padded = np.zeros(width, np.int32)
+    padded[: len(rows)] = rows
+    return _take_rows(logits, padded)
+
+
 @jax.jit
 def greedy(logits: jax.Array) -> jax.Array:
     """Return i32[S], the most likely token of each row of f32[S, V]."""
@@ -80,6 +95,11 @@ def log_probabilities(
     chosen = jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
     top, ids = jax.lax.top_k(logprobs, min(MAX_LOGPROBS, logits.shape[-1]))
     return chosen, ids.astype(jnp.int32), top
+
+
+@jax.jit
+def _take_rows(logits: jax.Array, rows: jax.Array) -> jax.Array:
+    return jnp.take(logits, rows, axis=0, mode="clip")
 
 
 def _sample_row(logits: jax.Array, row: Rows) -> jax.Array:

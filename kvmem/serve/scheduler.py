@@ -43,9 +43,16 @@ class Scheduler:
     """Sequences waiting and running, and the policy between them."""
 
     def __init__(
-        self, table: PageTable, *, max_batch: int, prefill_chunk: int, max_length: int
+        self,
+        table: PageTable,
+        *,
+        max_batch: int,
+        prefill_chunk: int,
+        max_length: int,
+        prefix_cache: bool = True,
     ):
         self.table = table
+        self.prefix_cache = prefix_cache
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
         self.max_length = max_length
@@ -121,8 +128,9 @@ class Scheduler:
 
     def publish(self, sequence: Sequence) -> None:
         """Offer a sequence's computed whole pages to later requests."""
-        computed = sequence.tokens[: sequence.num_computed]
-        self.table.publish(computed, sequence.vpages)
+        if self.prefix_cache:
+            computed = sequence.tokens[: sequence.num_computed]
+            self.table.publish(computed, sequence.vpages)
 
     def fork(self, sequence: Sequence, twin: Sequence) -> None:
         """Start another sample from the pages of one that has just finished its prompt.

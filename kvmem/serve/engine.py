@@ -1,0 +1,428 @@
+"""The engine: prompts in, tokens out, over one pool that it owns.
+
+It wraps what is tested without it: the scheduler decides on the host, the page table
+plays its decisions on the device, one compiled step computes, the sampler chooses. The
+law: between two steps the device's books equal the host's, and every page is free,
+cached, or held by a sequence that is still going.
+
+    engine = kvmem.config.load("configs/models/smollm2.toml").engine()
+    engine.generate(["The capital of France is"], SamplingParams(max_tokens=8))[0].text
+
+One thread drives an engine; it cannot be called inside a jax transformation.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as ListLike
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvmem import canonical, errors
+from kvmem import pool as pools
+from kvmem.budget import Budget
+from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.model.loaded import LoadedModel
+from kvmem.prefix import PrefixCache
+from kvmem.serve import sampler
+from kvmem.serve.buckets import Bucket, ServeConfig, declare
+from kvmem.serve.page_table import Accounts, PageTable
+from kvmem.serve.recall import Recall
+from kvmem.serve.request import (
+    Completion,
+    Delta,
+    Output,
+    SamplingParams,
+    Sequence,
+    TokenLogprobs,
+)
+from kvmem.serve.scheduler import Scheduler, Work
+from kvmem.serve.step import Stepper
+from kvmem.store import PageStore
+
+__all__ = ["Engine", "Prompt"]
+
+Prompt = str | ListLike[int]
+
+
+class Engine:
+    """A model, its pool and its requests.
+
+    Args:
+        model: weights, tokenizer and facts, as a loader returns them.
+        group: what its cache keeps of a token, and the page size.
+        budget: pages of each rank, solved for this group and topology.
+        topology: ranks; more than one runs on a mesh of as many devices.
+        order: page order.
+        config: batching.
+        store: where records are looked up and, if it is writable, those of finished
+            requests are kept; None: nowhere.
+        poison: fill fresh pools with NaN bytes.
+        checked: after every step, check the laws of the books and the mirror.
+        executor: "auto", or "vmap" to run all ranks on one device (for tests).
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        group: LifecycleGroup,
+        budget: Budget,
+        topology: Topology | None = None,
+        *,
+        order: str = "head_major",
+        config: ServeConfig | None = None,
+        store: PageStore | None = None,
+        poison: bool = False,
+        checked: bool = False,
+        executor: str = "auto",
+    ):
+        topology, config = topology or Topology(), config or ServeConfig()
+        self.model = model
+        self.tokenizer = model.tokenizer
+        self.budget = budget
+        self.config = config
+        self.buckets = declare(config, group.page_size)
+        self.stepper = Stepper(model, group, topology, order, executor)
+        self.pool = pools.from_budget(
+            budget, topology, poison=poison, sharding=self.stepper.page_sharding
+        )
+        ledger = pools.Ledger(self.pool.num_pages)
+        self.table = PageTable(ledger, PrefixCache(group.page_size))
+        self.scheduler = Scheduler(
+            self.table,
+            max_batch=config.max_batch,
+            prefill_chunk=config.prefill_chunk,
+            max_length=config.max_length,
+            prefix_cache=config.prefix_cache,
+        )
+        plan = canonical.plan(group, topology, order)
+        self.recall = Recall(store, plan, ledger) if store is not None else None
+        self._checked = checked
+        self._eos = frozenset(self.tokenizer.eos_ids)
+        self._ids = itertools.count()
+        self._samples: dict[int, list[Sequence]] = {}
+        self._done: dict[int, Output] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Say whether any request is not finished."""
+        return self.scheduler.has_work
+
+    @property
+    def accounts(self) -> Accounts:
+        """Where every page is."""
+        return self.table.accounts()
+
+    @property
+    def num_traces(self) -> dict[Bucket, int]:
+        """How often the step was traced, a bucket."""
+        return dict(self.stepper.num_traces)
+
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        sampling: SamplingParams | ListLike[SamplingParams] | None = None,
+    ) -> list[Output]:
+        """Answer prompts together; return their outputs in the same order.
+
+        Args:
+            prompts: texts or lists of token ids; one or many.
+            sampling: for all of them, or one a prompt; None: greedy, 16 tokens.
+
+        Raises:
+            OutOfPages, ConfigError: a request that can never run; then none has begun.
+        """
+        prompts = _listed(prompts)
+        one_each = [sampling or SamplingParams()] * len(prompts)
+        if sampling is not None and not isinstance(sampling, SamplingParams):
+            one_each = list(sampling)
+        begun: list[int] = []
+        try:
+            for prompt, params in zip(prompts, one_each, strict=True):
+                begun.append(self.add(prompt, params))
+            while any(request_id not in self._done for request_id in begun):
+                self.step()
+        except BaseException:
+            for request_id in begun:
+                self.abort(request_id)
+                self._done.pop(request_id, None)
+            raise
+        return [self.take_output(request_id) for request_id in begun]
+
+    def stream(
+        self, prompt: Prompt, sampling: SamplingParams | None = None
+    ) -> Iterator[Delta]:
+        """Yield tokens of one request as they come; leaving early aborts it."""
+        request_id = self.add(prompt, sampling)
+        try:
+            while request_id not in self._done:
+                for delta in self.step():
+                    if delta.request_id == request_id:
+                        yield delta
+        finally:
+            self.abort(request_id)
+            self._done.pop(request_id, None)
+
+    def add(self, prompt: Prompt, sampling: SamplingParams | None = None) -> int:
+        """Queue a request; return its id.
+
+        Raises:
+            OutOfPages: it could never fit the pool.
+            ConfigError: it is outside what this engine serves.
+            InvalidId: a token id outside the vocabulary.
+        """
+        sampling = sampling or SamplingParams()
+        prompt_ids = self._prompt_ids(prompt)
+        request_id = next(self._ids)
+        stream = self.tokenizer.stream()
+        leader = Sequence(request_id, 0, prompt_ids, sampling, stream)
+        self.scheduler.add(leader)
+        self._samples[request_id] = [leader]
+        return request_id
+
+    def step(self) -> list[Delta]:
+        """Run one prefill chunk or one decode batch; return the tokens it gave."""
+        _require_outside_of_traces()
+        for sequence in self.scheduler.admit():
+            self._fetch(sequence)
+        work = self.scheduler.plan()
+        if work is None:
+            self._require_progress()
+            return []
+        logits = self._run(work)
+        ready = self.scheduler.advance(work)
+        rows = [row.sequence for row in work.rows]
+        choosing = [(s, rows.index(s)) for s in ready]
+        choosing += [(twin, at) for s, at in choosing for twin in self._fork(s)]
+        deltas = self._choose(logits, choosing) if choosing else []
+        self._check()
+        return deltas
+
+    def abort(self, request_id: int) -> bool:
+        """End a request now; its pages return. Say whether it was still going."""
+        going = [s for s in self._samples.get(request_id, ()) if not s.finish_reason]
+        for sequence in going:
+            sequence.finish_reason = "abort"
+            self.scheduler.drop(sequence)
+        if going:
+            self._conclude(request_id)
+        return bool(going)
+
+    def take_output(self, request_id: int) -> Output:
+        """Return the output of a finished request, and forget it.
+
+        Raises:
+            InvalidId: the request is unknown, going, or was taken before.
+        """
+        if request_id not in self._done:
+            state = "still going" if request_id in self._samples else "not known"
+            raise errors.InvalidId(
+                errors.say(
+                    f"the output of request {request_id}",
+                    f"the request is {state}",
+                    "Take an output once, after its last token",
+                )
+            )
+        return self._done.pop(request_id)
+
+    def warm_up(self, buckets: Iterable[Bucket] | None = None) -> int:
+        """Compile steps before traffic; return how many were traced now.
+
+        Args:
+            buckets: which; None: every declared one.
+        """
+        before = sum(self.stepper.num_traces.values())
+        for bucket in self.buckets.all() if buckets is None else buckets:
+            batch = self.stepper.pack((), bucket, self.table.null_vpage)
+            self.pool, logits = self.stepper(self.pool, batch)
+            sampler.greedy(logits).block_until_ready()
+        return sum(self.stepper.num_traces.values()) - before
+
+    def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        ids = tuple(int(token) for token in prompt)
+        vocab = self.model.spec.vocab
+        wrong = [token for token in ids if not 0 <= token < vocab]
+        if wrong:
+            raise errors.InvalidId(
+                errors.say(
+                    f"token ids {wrong[:5]} in a prompt",
+                    f"ids lie in [0, {vocab})",
+                    "Encode the text with this model's tokenizer",
+                )
+            )
+        return ids
+
+    def _fetch(self, sequence: Sequence) -> None:
+        """Fill an admitted sequence's pages from the store, as far as it has them."""
+        if self.recall is None:
+            return
+        self.pool = self.table.apply(self.pool)
+        self.pool, fetched = self.recall.fetch(self.pool, sequence)
+        sequence.num_computed += fetched.num_tokens
+        sequence.stored_tokens = min(
+            fetched.num_tokens, sequence.num_prompt - sequence.cached_tokens
+        )
+
+    def _run(self, work: Work) -> jax.Array:
+        """Compute the rows of `work`; return logits, one row a bucket row."""
+        self.pool = self.table.apply(self.pool)
+        longest = max(row.start + row.count for row in work.rows)
+        if work.kind == "prefill":
+            bucket = self.buckets.prefill(work.rows[0].count, longest)
+        else:
+            bucket = self.buckets.decode(len(work.rows), longest)
+        batch = self.stepper.pack(work.rows, bucket, self.table.null_vpage)
+        self.pool, logits = self.stepper(self.pool, batch)
+        return logits
+
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """Start the other samples of a prompt that has just been computed."""
+        if sequence.sample or sequence.output_ids or sequence.sampling.n == 1:
+            return []
+        twins = [
+            sequence.twin(sample, self.tokenizer.stream())
+            for sample in range(1, sequence.sampling.n)
+        ]
+        for twin in twins:
+            self.scheduler.fork(sequence, twin)
+        self._samples[sequence.request_id] += twins
+        return [twin for twin in twins if twin.vpages]
+
+    def _choose(
+        self, logits: jax.Array, choosing: list[tuple[Sequence, int]]
+    ) -> list[Delta]:
+        """Take the next token of each sequence from its row of logits."""
+        tokens, logprobs = self._next_tokens(logits, choosing)
+        deltas = []
+        for (sequence, _), token, probs in zip(choosing, tokens, logprobs, strict=True):
+            deltas.append(sequence.accept(int(token), self._eos, probs))
+            if sequence.finish_reason:
+                self._finish(sequence)
+        return deltas
+
+    def _next_tokens(
+        self, logits: jax.Array, choosing: list[tuple[Sequence, int]]
+    ) -> tuple[np.ndarray, list[TokenLogprobs | None]]:
+        asked = [sequence.sampling for sequence, _ in choosing]
+        rows = np.asarray([row for _, row in choosing])
+        plain = all(s.temperature == 0 and s.logprobs is None for s in asked)
+        if plain:
+            return np.asarray(sampler.greedy(logits))[rows], [None] * len(rows)
+        width = self.buckets.decode(len(rows), 1).rows
+        logits = sampler.take_rows(logits, rows, width)
+        keys = [
+            sampler.RowKey(s.sampling, s.sample, len(s.tokens)) for s, _ in choosing
+        ]
+        tokens = sampler.sample(logits, sampler.pack_rows(keys, width))
+        found = [None] * len(rows)
+        if any(s.logprobs is not None for s in asked):
+            values = map(np.asarray, sampler.log_probabilities(logits, tokens))
+            found = _logprobs(asked, *values)
+        return np.asarray(tokens)[: len(rows)], found
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Keep a finished sequence's records, give its pages back, and conclude."""
+        if self.recall is not None and self.recall.store.writable:
+            self.pool = self.table.apply(self.pool)
+            self.recall.keep(self.pool, sequence)
+        self.scheduler.finish(sequence)
+        self._conclude(sequence.request_id)
+
+    def _conclude(self, request_id: int) -> None:
+        """Make the output of a request once all its samples have ended."""
+        samples = self._samples[request_id]
+        expected = samples[0].sampling.n if len(samples) > 1 else 1
+        if any(s.finish_reason is None for s in samples) or len(samples) < expected:
+            return
+        del self._samples[request_id]
+        leader = samples[0]
+        self._done[request_id] = Output(
+            request_id=request_id,
+            prompt_ids=tuple(leader.tokens[: leader.num_prompt]),
+            completions=tuple(_completion(s) for s in samples),
+            cached_tokens=leader.cached_tokens,
+            stored_tokens=leader.stored_tokens,
+            first_token_s=leader.first_token_s,
+        )
+
+    def _require_progress(self) -> None:
+        if self.scheduler.has_work and not self.scheduler.running:
+            accounts = self.accounts
+            raise errors.OutOfPages(
+                errors.say(
+                    f"{len(self.scheduler.waiting)} requests waiting, none running",
+                    f"no page can be had: {accounts}",
+                    "This is a defect of the scheduler; please report it",
+                )
+            )
+
+    def _check(self) -> None:
+        """In checked mode: the books keep their laws, and the host mirrors them."""
+        if not self._checked:
+            return
+        self.pool = self.table.apply(self.pool)
+        broken = (
+            *pools.check(self.pool),
+            *self.table.ledger.differences(self.pool),
+        )
+        if broken:
+            raise errors.CorruptPage(
+                errors.say(
+                    "a checked step", "; ".join(broken), "Please report this state"
+                )
+            )
+
+
+def _listed(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
+    """Return a list of prompts from one or many."""
+    if isinstance(prompts, str):
+        return [prompts]
+    prompts = list(prompts)
+    if prompts and all(isinstance(item, int | np.integer) for item in prompts):
+        return [prompts]
+    return prompts
+
+
+def _completion(sequence: Sequence) -> Completion:
+    wants = sequence.sampling.logprobs is not None
+    return Completion(
+        output_ids=sequence.output_ids,
+        text=sequence.text,
+        finish_reason=sequence.finish_reason,
+        logprobs=tuple(sequence.logprobs) if wants else None,
+    )
+
+
+def _logprobs(
+    asked: list[SamplingParams], chosen: np.ndarray, ids: np.ndarray, top: np.ndarray
+) -> list[TokenLogprobs | None]:
+    """Cut what was computed for the widest request to what each one asked for."""
+    return [
+        None
+        if params.logprobs is None
+        else TokenLogprobs(
+            float(chosen[at]),
+            tuple(
+                (int(token), float(value))
+                for token, value in zip(
+                    ids[at, : params.logprobs], top[at, : params.logprobs], strict=True
+                )
+            ),
+        )
+        for at, params in enumerate(asked)
+    ]
+
+
+def _require_outside_of_traces() -> None:
+    # Inside a trace even a fresh constant is a tracer; jax has no public question.
+    if isinstance(jnp.zeros(()), jax.core.Tracer):
+        raise errors.ConfigError(
+            errors.say(
+                "an engine's step inside a jax transformation",
+                "an engine changes as time passes, and a trace would keep its values",
+                "Call it outside jit, or use kvmem.serve.step and the pool's verbs",
+            )
+        )

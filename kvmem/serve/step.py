@@ -1,0 +1,135 @@
+"""The step: one compiled program a bucket, from a pool and a batch to logits.
+
+    translate the tables ► write keys and values ► attend ► logits of each last token
+
+`step` is pure: it may be jitted, donated and traced into a larger program. `Stepper`
+holds what does not change between steps (weights, placement) and counts traces. The
+law: rows that a batch does not use have no tokens and null tables, so they write
+nothing.
+
+    stepper = Stepper(model, group, topology)
+    batch = stepper.pack(rows, bucket, null_vpage)
+    pool, logits = stepper(pool, batch)        # donates the pool; f32[S, V]
+"""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from kvmem import errors, geometry, mesh
+from kvmem import pool as pools
+from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.model import parallel
+from kvmem.model.loaded import LoadedModel
+from kvmem.pool import dispatch
+from kvmem.serve.buckets import Bucket
+from kvmem.serve.scheduler import Row
+
+__all__ = ["EXECUTORS", "Batch", "Stepper", "step"]
+
+EXECUTORS = ("auto", "vmap")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """What one step computes; arrays are padded to a bucket."""
+
+    tokens: jax.Array  # i32[S, Q] new tokens
+    starts: jax.Array  # i32[S] tokens already in the pages
+    num_new: jax.Array  # i32[S] how many of the Q are real; 0: an unused row
+    table: jax.Array  # i32[S, M] virtual pages, null beyond a sequence
+
+    @property
+    def bucket(self) -> Bucket:
+        """The shapes that this batch is padded to."""
+        return Bucket(*self.tokens.shape, self.table.shape[1])
+
+
+def step(
+    ranks: parallel.StepFn, pool: pools.Pool, weights: parallel.Weights, batch: Batch
+) -> tuple[pools.Pool, jax.Array]:
+    """Compute a batch; donate `pool` where you jit.
+
+    Args:
+        ranks: the step of all ranks over physical pages (`parallel.make_step`).
+        pool: pages and books; only bytes of the batch's own slots change.
+        weights: of all ranks.
+        batch: tables in virtual pages.
+
+    Returns:
+        The pool, and f32[S, V] logits of each row's last new token.
+    """
+    table = pools.translate(pool, 0, batch.table)
+    pages, logits = ranks(
+        weights, pool.pages, batch.tokens, batch.starts, batch.num_new, table
+    )
+    return dataclasses.replace(pool, pages=pages), logits
+
+
+class Stepper:
+    """The compiled steps of one model on one topology.
+
+    Args:
+        executor: "auto" runs one rank plainly and several on a mesh of as many devices;
+            "vmap" runs them on one device, slowly (for tests).
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        group: LifecycleGroup,
+        topology: Topology,
+        order: str,
+        executor: str = "auto",
+    ):
+        if executor not in EXECUTORS:
+            raise errors.ConfigError(
+                errors.say(
+                    f"executor {executor!r}",
+                    f"ranks run by one of {', '.join(EXECUTORS)}",
+                    "Use auto",
+                )
+            )
+        self.mesh = None
+        if topology.ranks > 1 and executor == "auto":
+            self.mesh = mesh.make(topology)
+        self.weights = parallel.load(model.spec, model.params, topology, self.mesh)
+        self.num_traces: collections.Counter[Bucket] = collections.Counter()
+        built = geometry.envelope.build(group, topology, 0, order)
+        ranks = parallel.make_step(built, self.mesh)
+        self._jitted = jax.jit(functools.partial(self._count, ranks), donate_argnums=0)
+
+    @property
+    def page_sharding(self) -> jax.sharding.NamedSharding | None:
+        """Where the pool's pages live; None: on one device."""
+        return parallel.page_sharding(self.mesh)
+
+    def __call__(self, pool: pools.Pool, batch: Batch) -> tuple[pools.Pool, jax.Array]:
+        """Donates `pool`. Compute a batch; see `step`."""
+        return dispatch.call(self._jitted, pool, self.weights, batch)
+
+    def lower(self, pool: pools.Pool, batch: Batch) -> jax.stages.Lowered:
+        """Lower the step of one bucket, to look at what would run."""
+        return self._jitted.lower(pool, self.weights, batch)
+
+    def pack(self, rows: Sequence[Row], bucket: Bucket, null_vpage: int) -> Batch:
+        """Pad rows of work to a bucket; unused rows have no tokens and null tables."""
+        tokens = np.zeros((bucket.rows, bucket.tokens), np.int32)
+        starts = np.zeros(bucket.rows, np.int32)
+        num_new = np.zeros(bucket.rows, np.int32)
+        table = np.full((bucket.rows, bucket.pages), null_vpage, np.int32)
+        for at, (sequence, start, count) in enumerate(rows):
+            tokens[at, :count] = sequence.tokens[start : start + count]
+            starts[at], num_new[at] = start, count
+            held = sequence.vpages[: bucket.pages]
+            table[at, : len(held)] = held
+        return Batch(tokens, starts, num_new, table)
+
+    def _count(self, ranks, pool, weights, batch):
+        self.num_traces[batch.bucket] += 1
+        return step(ranks, pool, weights, batch)
