@@ -56,7 +56,7 @@ class DecoderLayer(nnx.Module):
         part, spec = self.partition, self.partition.spec
         rows = linear(rms_norm(x, self.input_norm, spec.norm_eps), self.qkv)
         if self.qkv_bias is not None:
-            rows = rows + self.qkv_bias[...].astype(rows.dtype)
+            rows = rows + self.qkv_bias[...].astype(rows.dtype)[None, None]
         rows = rows.reshape(*x.shape[:2], -1, spec.head_dim)
         cuts = (part.q_heads, part.q_heads + part.kv_heads)
         q, k, v = jnp.split(rows, cuts, axis=2)
