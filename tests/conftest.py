@@ -26,6 +26,7 @@ _STRICT = {
     "JAX_NUMPY_RANK_PROMOTION": "raise",
     "JAX_COMPILATION_CACHE_DIR": str(_ROOT / ".cache" / "jax"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "KVMEM_CACHE": str(_ROOT / ".cache" / "kvmem"),  # nothing is written at home
 }
 
 if "jax" in sys.modules:

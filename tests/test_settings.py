@@ -181,6 +181,10 @@ def test_an_unknown_environment_key_is_refused(read):
         read("", env={"KVMEM_ROOM__PAGE_SICE": "3"})
 
 
+def test_the_folder_of_the_machines_cache_is_no_setting(read):
+    assert read("", env={"KVMEM_CACHE": "/somewhere"}).value == House()
+
+
 def test_an_empty_override_unsets_what_may_be_unset(read):
     assert read('title = "a"', ["title="]).value.title is None
     with pytest.raises(errors.ConfigError, match="no TOML value"):
