@@ -147,10 +147,12 @@ class StoreConfig:
     Args:
         root: the store's folder; None: nothing is stored.
         chunk_tokens: tokens of a chunk; a property of the root.
+        read_only: look records up and write none; readers share a root.
     """
 
     root: str | None = None
     chunk_tokens: int = 16
+    read_only: bool = False
 
     def __post_init__(self):
         _require_positive(chunk_tokens=self.chunk_tokens)
@@ -273,6 +275,7 @@ class Config:
             canonical.format_id([group]),
             record_nbytes=group.record_nbytes,
             chunk_tokens=self.store.chunk_tokens,
+            read_only=self.store.read_only,
         )
 
     def _solve(self, limits: tuple[Limit, ...]) -> Budget:

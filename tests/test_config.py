@@ -160,3 +160,57 @@ def test_every_config_of_the_repository_is_understood(repo_root: pathlib.Path):
     assert models
     for path in models:
         config.load(path, env={})
+
+
+def test_an_engine_is_given_everything_that_the_config_says(
+    llama_config, monkeypatch, tmp_path
+):
+    given = {}
+
+    def engine(*args, **named):
+        names = ("model", "group", "budget", "topology")
+        given.update(zip(names, args, strict=True), **named)
+
+    class Model:
+        model_id = "a" * 64
+
+    monkeypatch.setattr("kvmem.serve.Engine", engine)
+    made = make(
+        llama_config(),
+        *("topology.tp=2", "pool.pages=10", "pool.order=token_major"),
+        *("pool.poison=true", "pool.checked=true", "serve.max_batch=3"),
+        *(f"store.root={tmp_path / 'store'}", "store.chunk_tokens=8"),
+    )
+    made.engine(Model())
+    kept = given.pop("store")
+    assert (kept.facts.model_id, kept.facts.chunk_tokens) == ("a" * 64, 8)
+    assert kept.facts.record_nbytes == 131_072
+    assert isinstance(given.pop("model"), Model)
+    assert given == {
+        "group": made.groups()[0],
+        "budget": made.budget(),
+        "topology": Topology(tp=2),
+        "order": "token_major",
+        "config": made.serve,
+        "poison": True,
+        "checked": True,
+    }
+    kept.close()
+
+
+def test_an_engine_loads_its_model_in_the_dtype_that_was_planned(
+    llama_config, monkeypatch
+):
+    loaded = []
+    monkeypatch.setattr("kvmem.serve.Engine", lambda *args, **named: None)
+    monkeypatch.setattr("kvmem.model.presets.load", lambda *args: loaded.append(args))
+    source = llama_config(torch_dtype="float16")
+    make(source, "pool.pages=1").engine()
+    make(source, "pool.pages=1", "model.dtype=float32").engine()
+    assert loaded == [(source, "float16"), (source, "float32")]
+
+
+def test_a_draft_is_planned_and_not_run(llama_config):
+    made = make(llama_config(), "pool.pages=1", f"draft.source={llama_config('d')}")
+    with pytest.raises(errors.IncompatiblePlan, match="does not run one"):
+        made.engine()
