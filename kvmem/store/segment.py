@@ -94,8 +94,9 @@ class Segment:
 class Unusable:
     """Why a folder is no segment of this store.
 
-    Status: "unfinished" (no manifest), "damaged", "foreign" (another's ids or name),
-    "version" (a later layout), "format" (another record or chunk size under these ids).
+    Status: "unfinished" (no manifest: being written, or left by a dead writer),
+    "damaged", "foreign" (another's ids or name), "version" (another layout), "format"
+    (another record or chunk size under these ids).
     """
 
     name: str

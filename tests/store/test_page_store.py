@@ -1,4 +1,5 @@
 import asyncio
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -119,6 +120,16 @@ def test_a_put_inside_a_running_event_loop_works(open_store, make_chunks):
 
     assert asyncio.run(cell()).written == 2
     assert_hits(st.get(chunks.keys, chunks.tokens), chunks, 2)
+
+
+def test_puts_from_several_threads_write_each_chunk_once(open_store, make_chunks):
+    chunks, st = make_chunks(6), open_store()
+    spans = [(0, 3), (1, 4), (2, 6), (0, 6)]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        puts = list(pool.map(lambda span: st.put(*chunks.part(*span)), spans))
+    assert sum(put.written for put in puts) == 6
+    assert sum(put.already_present for put in puts) == 10
+    assert_hits(st.get(chunks.keys, chunks.tokens), chunks, 6)
 
 
 # the same chunk twice
@@ -474,6 +485,15 @@ def test_verify_names_what_is_wrong(open_store, make_chunks):
         "orbax/records/c/1/0: digest differs",
         "chunk 1: checksum: the bytes read differ from those written",
     )
+    os.truncate(row_file(st, 1), 100)
+    row_file(st, 2).unlink()
+    (report,) = st.verify()
+    assert report.problems[:2] == (
+        "orbax/records/c/1/0: 100 bytes, written with 404",
+        "orbax/records/c/2/0: missing",
+    )
+    assert report.problems[2].startswith("chunk 1: damaged: ")
+    assert report.problems[3].startswith("chunk 2: checksum: ")
 
 
 @pytest.mark.case("PER-10")
