@@ -74,13 +74,9 @@ def import_pages(
 
 
 def _bucket(page_ids: np.ndarray, window: Window, pages: jax.Array) -> np.ndarray:
-    """Pad the window's pages with null pages to a power of two, two at least.
-
-    So few programs are compiled, and a scatter of one row, for which XLA copies the
-    whole pool on CPU, never occurs.
-    """
+    """Pad the window's pages with null pages to a power of two: few programs."""
     touched = page_ids[window.pages.start : window.pages.stop]
-    bucket = max(2, 1 << (len(touched) - 1).bit_length())
+    bucket = 1 << (len(touched) - 1).bit_length()
     ids = np.full(bucket, pages.shape[1], np.int32)
     ids[: len(touched)] = touched
     return ids

@@ -51,14 +51,13 @@ def export_pages(
         page_ids: i64[M], physical pages by table position.
         records: u8[num_tokens, record], C-contiguous; bytes not moved are kept.
     """
-    jax.block_until_ready(pages)
     shards = {}
     for shard in pages.addressable_shards:
         shards[shard.index] = shard  # equal copies of the same ranks: any of them
     lanes = [
         lane
         for index, shard in shards.items()
-        for lane in _lanes(np.asarray(shard.data), index, plan, who)
+        for lane in _lanes(np.asarray(shard.data), index, plan, who)  # waits for it
     ]
     _move(lanes, page_ids, window, records, threads, _to_records)
 

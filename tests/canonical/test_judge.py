@@ -96,11 +96,15 @@ def test_one_flipped_byte_is_one_objection(build, oracle, case):
 
 def test_bytes_that_stand_in_several_places_accuse_none_of_them(build, case):
     plan, _, expected = case
-    constant = np.zeros_like(expected)
-    observed = constant.copy()
-    observed[1, :64] = 1
-    (objection,) = canonical.judge(constant, observed, plan.group)
+    expected = expected.copy()
+    expected[0] = expected[3]  # two equal tokens
+    observed = expected.copy()
+    observed[1, :64] = expected[0, :64]
+    (objection,) = canonical.judge(expected, observed, plan.group)
     assert objection.law == "bytes"
+    observed[1, :64] = expected[2, :64]
+    (objection,) = canonical.judge(expected, observed, plan.group)
+    assert objection.law == "placement"
 
 
 @pytest.mark.parametrize("case", ["head_major"], indirect=True)

@@ -35,8 +35,9 @@ def test_pages_of_one_bucket_share_one_program(build):
 
 
 @pytest.mark.parametrize("num_tokens", [1, 16])
-def test_an_import_copies_no_pool(build, num_tokens):
-    side = build.side(Topology(3), num_tokens=1_024)
+@pytest.mark.parametrize("tp", [1, 3])
+def test_an_import_copies_no_pool(build, num_tokens, tp):
+    side = build.side(Topology(tp), num_tokens=1_024)
     facts = device._facts(side.pages, side.plan)
     window = Window(0, num_tokens, side.plan.page_tokens)
     ids = device._bucket(side.page_ids, window, side.pages)

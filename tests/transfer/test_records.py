@@ -42,6 +42,18 @@ def test_any_run_of_tokens_is_exported(
     assert np.array_equal(records, side.records[first : first + count])
 
 
+def test_a_writer_of_neighbouring_tokens_exports_each_of_them_alone(
+    build, implementation
+):
+    # One rank writes the end of one record and the start of the next: they touch.
+    side = build.side(
+        Topology(3), "slot_major", page_size=2, heads=1, dim=8, v_head_dim=12
+    )
+    for token in range(8):
+        found = export(side, implementation, num_tokens=1, first_token=token)
+        assert np.array_equal(found, side.records[token : token + 1])
+
+
 @pytest.mark.parametrize("first, count", WINDOWS)
 @pytest.mark.parametrize(
     "tp, order, page_size", [(3, "head_major", 4), (9, "token_major", 8)]
@@ -49,8 +61,10 @@ def test_any_run_of_tokens_is_exported(
 def test_any_run_of_tokens_is_imported_and_no_other_byte_changes(
     build, implementation, tp, order, page_size, first, count
 ):
-    full = build.side(Topology(tp), order, page_size, spare_nbytes=32)
-    side = build.side(Topology(tp), order, page_size, spare_nbytes=32, filled=False)
+    # Rows of 36 and 20 bytes have padding between them; spare bytes follow the page.
+    facts = {"spare_nbytes": 32, "dim": 9, "v_head_dim": 5}
+    full = build.side(Topology(tp), order, page_size, **facts)
+    side = build.side(Topology(tp), order, page_size, filled=False, **facts)
     before = np.array(side.pages)
     rows = full.records[first : first + count]
     after = transfer.import_records(
