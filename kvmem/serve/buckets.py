@@ -41,6 +41,7 @@ class ServeConfig:
             its half, quarter and eighth.
         widths: table widths in tokens; empty: 128, 192, 256, 384, ... to max_length.
         prefix_cache: share the pages of equal prefixes between requests.
+        compile_cache: keep compiled programs on disk (where jax is not set to already).
     """
 
     max_batch: int = 8
@@ -50,6 +51,7 @@ class ServeConfig:
     chunks: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     prefix_cache: bool = True
+    compile_cache: bool = True
 
     def __post_init__(self):
         laws = {

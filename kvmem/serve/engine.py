@@ -25,10 +25,10 @@ from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.model.loaded import LoadedModel
 from kvmem.prefix import PrefixCache
-from kvmem.serve import sampler
+from kvmem.serve import compile_cache, sampler
 from kvmem.serve.buckets import Bucket, ServeConfig, declare
 from kvmem.serve.page_table import Accounts, PageTable
-from kvmem.serve.recall import Recall
+from kvmem.serve.recall import Recall, Records
 from kvmem.serve.request import (
     Completion,
     Delta,
@@ -78,6 +78,8 @@ class Engine:
         executor: str = "auto",
     ):
         topology, config = topology or Topology(), config or ServeConfig()
+        if config.compile_cache:
+            compile_cache.enable()
         self.model = model
         self.tokenizer = model.tokenizer
         self.budget = budget
@@ -97,7 +99,8 @@ class Engine:
             prefix_cache=config.prefix_cache,
         )
         plan = canonical.plan(group, topology, order)
-        self.recall = Recall(store, plan, ledger) if store is not None else None
+        self.records_of = Records(plan, ledger)
+        self.recall = Recall(store, self.records_of) if store is not None else None
         self._checked = checked
         self._eos = frozenset(self.tokenizer.eos_ids)
         self._ids = itertools.count()
@@ -226,6 +229,26 @@ class Engine:
             )
         return self._done.pop(request_id)
 
+    def records(self, request_id: int, sample: int = 0) -> np.ndarray:
+        """Return the token records of a going request: u8[num_computed, record].
+
+        A copy, in the canonical form: the same bytes at every topology and page size.
+
+        Raises:
+            InvalidId: the request or the sample is not going.
+        """
+        for sequence in self._samples.get(request_id, ()):
+            if sequence.sample == sample and sequence.vpages:
+                self.pool = self.table.apply(self.pool)
+                return self.records_of.export(self.pool, sequence)
+        raise errors.InvalidId(
+            errors.say(
+                f"records of request {request_id} sample {sample}",
+                "only a request that is going holds pages",
+                "Ask between its first step and its last",
+            )
+        )
+
     def warm_up(self, buckets: Iterable[Bucket] | None = None) -> int:
         """Compile steps before traffic; return how many were traced now.
 
@@ -306,19 +329,24 @@ class Engine:
     def _next_tokens(
         self, logits: jax.Array, choosing: list[tuple[Sequence, int]]
     ) -> tuple[np.ndarray, list[TokenLogprobs | None]]:
+        """Return a token a sequence, and its log-probabilities where asked for."""
         asked = [sequence.sampling for sequence, _ in choosing]
         rows = np.asarray([row for _, row in choosing])
-        plain = all(s.temperature == 0 and s.logprobs is None for s in asked)
-        if plain:
+        is_greedy = all(params.temperature == 0 for params in asked)
+        wants_probs = any(params.logprobs is not None for params in asked)
+        if is_greedy and not wants_probs:
             return np.asarray(sampler.greedy(logits))[rows], [None] * len(rows)
         width = self.buckets.decode(len(rows), 1).rows
         logits = sampler.take_rows(logits, rows, width)
-        keys = [
-            sampler.RowKey(s.sampling, s.sample, len(s.tokens)) for s, _ in choosing
-        ]
-        tokens = sampler.sample(logits, sampler.pack_rows(keys, width))
-        found = [None] * len(rows)
-        if any(s.logprobs is not None for s in asked):
+        if is_greedy:
+            tokens = sampler.greedy(logits)
+        else:
+            keys = [
+                sampler.RowKey(s.sampling, s.sample, len(s.tokens)) for s, _ in choosing
+            ]
+            tokens = sampler.sample(logits, sampler.pack_rows(keys, width))
+        found: list[TokenLogprobs | None] = [None] * len(rows)
+        if wants_probs:
             values = map(np.asarray, sampler.log_probabilities(logits, tokens))
             found = _logprobs(asked, *values)
         return np.asarray(tokens)[: len(rows)], found

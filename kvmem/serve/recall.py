@@ -1,30 +1,72 @@
 """Between the engine's pages and the page store: fetch before a prefill, keep after.
 
-Records are what crosses: a sequence written on one topology is fetched on any other.
-The
-law: what is fetched is a prefix of the sequence's own tokens, compared and verified by
-the store, and it lands in pages that this sequence alone holds; any doubt shortens it.
+Token records are what crosses, so a sequence written on one topology is fetched on any
+other. The law: what is fetched is a prefix of the sequence's own tokens, compared and
+verified by the store, and it lands in pages that this sequence alone holds; any doubt
+shortens it.
 
     pool, fetched = recall.fetch(pool, sequence)    # tokens that need no prefill
     recall.keep(pool, sequence)                     # durable when it returns
 """
 
 import dataclasses
+import time
+from typing import NamedTuple
 
 import numpy as np
 
 from kvmem import canonical, transfer
 from kvmem import pool as pools
 from kvmem.serve.request import Sequence
-from kvmem.store import PageStore, PutResult, chain_keys
+from kvmem.store import PageKey, PageStore, PutResult, chain_keys
 
-__all__ = ["Fetched", "Recall"]
+__all__ = ["Fetched", "Recall", "Records"]
 
+_GROUP = 0
 _THREADS = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Fetched:
+class Records:
+    """A sequence's pages as token records, out of a pool and into it."""
+
+    def __init__(self, plan: canonical.CopyPlan, ledger: pools.Ledger):
+        self.plan = plan
+        self._ledger = ledger
+
+    def export(
+        self,
+        pool: pools.Pool,
+        sequence: Sequence,
+        first: int = 0,
+        end: int | None = None,
+    ) -> np.ndarray:
+        """Return u8[tokens, record] of computed tokens [first, end)."""
+        end = sequence.num_computed if end is None else end
+        return transfer.export_records(
+            pool.pages,
+            self._ledger.translate(_GROUP, sequence.vpages),
+            self.plan,
+            num_tokens=end - first,
+            first_token=first,
+            threads=_THREADS,
+        )
+
+    def fill(
+        self, pool: pools.Pool, sequence: Sequence, records: np.ndarray
+    ) -> pools.Pool:
+        """Donates `pool`. Write the records of the tokens that come next."""
+        pages = transfer.import_records(
+            pool.pages,
+            self._ledger.translate(_GROUP, sequence.vpages),
+            records,
+            self.plan,
+            first_token=sequence.num_computed,
+            threads=_THREADS,
+        )
+        return dataclasses.replace(pool, pages=pages)
+
+
+class Fetched(NamedTuple):
     """What the store answered for one sequence; `reason` says why it ends there."""
 
     num_tokens: int
@@ -34,14 +76,16 @@ class Fetched:
 
 
 class Recall:
-    """One store seen from one engine: its plan, its chunks, its namespace."""
+    """One store seen from one engine.
 
-    def __init__(
-        self, store: PageStore, plan: canonical.CopyPlan, ledger: pools.Ledger
-    ):
+    `fetch_s` and `keep_s` are seconds spent in it so far.
+    """
+
+    def __init__(self, store: PageStore, records: Records):
         self.store = store
-        self.plan = plan
-        self._ledger = ledger
+        self.fetch_s = 0.0
+        self.keep_s = 0.0
+        self._records = records
         self._chunk = store.facts.chunk_tokens
         self._namespace = f"{store.facts.model_id}/{store.facts.format_id}"
 
@@ -51,43 +95,33 @@ class Recall:
         At least one known token is left to compute. The sequence's pages must be handed
         out on the device, and those from `num_computed` on be its own.
         """
+        started = time.perf_counter()
         known = sequence.tokens[: len(sequence.tokens) - 1]
         first = sequence.num_computed // self._chunk
-        keys = chain_keys(self._namespace, known, self._chunk)[first:]
+        keys = self.keys(known)[first:]
         if not keys:
             return pool, Fetched(0, 0, 0, "shorter than a chunk")
         asked = known[first * self._chunk : (first + len(keys)) * self._chunk]
         found = self.store.get(keys, np.asarray(asked, np.int32))
         records = found.records[sequence.num_computed - first * self._chunk :]
-        if len(records) == 0:
-            return pool, Fetched(0, found.num_hit, 0, found.reason)
-        pages = transfer.import_records(
-            pool.pages,
-            self._physical(sequence),
-            records,
-            self.plan,
-            first_token=sequence.num_computed,
-            threads=_THREADS,
-        )
-        fetched = Fetched(len(records), found.num_hit, records.nbytes, found.reason)
-        return dataclasses.replace(pool, pages=pages), fetched
+        if len(records):
+            pool = self._records.fill(pool, sequence, records)
+        self.fetch_s += time.perf_counter() - started
+        return pool, Fetched(len(records), found.num_hit, records.nbytes, found.reason)
 
     def keep(self, pool: pools.Pool, sequence: Sequence) -> PutResult:
         """Put a sequence's whole computed chunks; return once they are durable."""
+        started = time.perf_counter()
         whole = sequence.num_computed // self._chunk * self._chunk
         tokens = np.asarray(sequence.tokens[:whole], np.int32)
-        keys = chain_keys(self._namespace, tokens, self._chunk)
+        keys = self.keys(tokens)
         held = self.store.contains(keys)
         first = held * self._chunk
-        records = transfer.export_records(
-            pool.pages,
-            self._physical(sequence),
-            self.plan,
-            num_tokens=whole - first,
-            first_token=first,
-            threads=_THREADS,
-        )
-        return self.store.put(keys[held:], tokens[first:], records)
+        records = self._records.export(pool, sequence, first, whole)
+        kept = self.store.put(keys[held:], tokens[first:], records)
+        self.keep_s += time.perf_counter() - started
+        return kept
 
-    def _physical(self, sequence: Sequence) -> np.ndarray:
-        return self._ledger.translate(0, sequence.vpages)
+    def keys(self, tokens: list[int] | np.ndarray) -> tuple[PageKey, ...]:
+        """Return the keys of the whole chunks of a text."""
+        return chain_keys(self._namespace, tokens, self._chunk)
