@@ -148,7 +148,8 @@ def write_rows(
     wholly inside a page is dropped.
     """
     if rows.shape[0] == 1:
-        # A null row: XLA turns a scatter of one row into a copy of the whole pool.
+        # A null row: in some programs XLA rewrites a scatter of one row to a select
+        # that reads the old row, and copies the whole pool to keep it.
         rows = jnp.concatenate([rows, jnp.zeros_like(rows)])
         null = jnp.full(1, pages.shape[0], jnp.int32)
         page_ids = jnp.concatenate([page_ids, null])

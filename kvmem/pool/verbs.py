@@ -164,7 +164,7 @@ def _fork(pool: Pool, group: int, vpages: jax.Array, copied: jax.Array):
     is_copy = jnp.arange(vpages.size, dtype=jnp.int32) == copied
     source = jnp.min(jnp.where(is_copy, vpages, books.null_vpage))
     source_is_held = (copied >= num_lanes) | (source < books.num_vpages)
-    askable = (copied >= 0) & source_is_held & ~_is_unheld(books, vpages).any()
+    askable = source_is_held & ~_is_unheld(books, vpages).any()
     want = (askable & (copied < num_lanes)).astype(jnp.int32)
     pool, fresh, has_room = _take(pool, group, want[None], 1)
     ok = askable & has_room

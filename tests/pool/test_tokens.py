@@ -89,11 +89,12 @@ def test_a_checked_read_names_the_id_and_the_size(bad, token_major, shake):
 
 
 @pytest.mark.case("IDX-06")
-def test_a_checked_write_refuses_two_rows_at_one_address(token_major, shake):
+@pytest.mark.parametrize("page_ids", [[3, 3, 3], [3, 2, 3]])
+def test_a_checked_write_refuses_two_rows_at_one_address(page_ids, token_major, shake):
     entry, before = token_major.entries[0], shake(P, token_major.nbytes)
     pages, values = jnp.array(before), shake(3, entry.nbytes)
     with pytest.raises(errors.InvalidId, match="page 3 slot 1 more than once"):
-        tokens.checked_write(pages, entry, [3, 3, 3], [1, 1, 1], values, page_size=4)
+        tokens.checked_write(pages, entry, page_ids, [1, 1, 1], values, page_size=4)
     assert np.array_equal(np.asarray(pages), before)
     with pytest.raises(errors.InvalidId, match="page id -1, 9 of 6"):
         tokens.checked_write(pages, entry, [9, 0, -1], [0, 0, 0], values, page_size=4)

@@ -116,13 +116,21 @@ def test_an_id_listed_more_often_than_it_is_held_is_rejected_in_all_lanes():
 
 
 @pytest.mark.case("ALC-08")
-@pytest.mark.parametrize("bad", [-1, -5, 2, np.iinfo(np.int32).min])
+@pytest.mark.parametrize("bad", [-1, -2, -5, 2, np.iinfo(np.int32).min])
 def test_a_bad_id_is_rejected_and_its_neighbours_are_released(bad):
-    pool, (a,) = handed(kvpool.init(4, 16), 2)
-    assert bad not in a
-    pool, rejected = kvpool.release(pool, 0, [a[0], bad])
+    pool, (a, b, c) = handed(kvpool.init(4, 16), 2, 1, 1)
+    pool, _ = kvpool.release(pool, 0, b)
+    pool, rejected = kvpool.release(pool, 0, [c[0], bad])
     assert np.asarray(rejected).tolist() == [False, True]
-    assert kvpool.check(pool, holders=[[a[1:]]]) == ()
+    assert kvpool.check(pool, holders=[[a]]) == ()
+
+
+def test_pages_join_the_stack_in_the_order_of_their_first_lanes():
+    pool, (a, b, c) = handed(kvpool.init(4, 16), 1, 1, 1)
+    pool, _ = kvpool.retain(pool, 0, a)
+    pool, _ = kvpool.release(pool, 0, [a[0], c[0], b[0], a[0]])
+    pool, (last_in_first,) = handed(pool, 3)
+    assert last_in_first.tolist() == [*b, *c, *a]
 
 
 @pytest.mark.case("ALC-08")
@@ -165,9 +173,14 @@ def test_retain_counts_each_lane_and_rejects_what_nobody_holds():
 
 
 def test_translate_of_null_of_minus_one_and_of_the_free_is_null():
-    pool, (a,) = handed(kvpool.init(4, 16), 2)
-    pages = kvpool.translate(pool, 0, [[a[1], 4], [-1, 3], [99, 2**31 - 1]])
-    assert np.asarray(pages).tolist() == [[1, 4], [4, 4], [4, 4]]
+    pool, (_, b, c) = handed(kvpool.init(4, 16), 2, 1, 1)
+    pool, _ = kvpool.release(pool, 0, b)
+    ids = [[c[0], 4], [-1, b[0]], [99, 2**31 - 1]]
+    assert np.asarray(kvpool.translate(pool, 0, ids)).tolist() == [
+        [3, 4],
+        [4, 4],
+        [4, 4],
+    ]
 
 
 def test_a_fork_shares_full_pages_and_copies_the_partial_one(placed_pool, shake):
