@@ -169,10 +169,11 @@ def _elect(held: Sequence[Runs]) -> list[Runs]:
     """Give each uncoalesced row to its holders in turn: one writer a byte."""
     elected: list[list[CopyRun]] = [[] for _ in held]
     for ranks, by_width in _shared_rows(held).items():
-        shares = _shares(
-            len(ranks),
-            {n: sum(c[0].count for c in rows) for n, rows in by_width.items()},
-        )
+        num_rows = {
+            nbytes: sum(by_holder[0].count for by_holder in copies)
+            for nbytes, copies in by_width.items()
+        }
+        shares = _shares(len(ranks), num_rows)
         for nbytes, copies in by_width.items():
             stops = list(itertools.accumulate(shares[nbytes], initial=0))
             for i, rank in enumerate(ranks):

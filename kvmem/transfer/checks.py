@@ -9,7 +9,14 @@ from kvmem import errors
 from kvmem.canonical.plan import CopyPlan
 from kvmem.transfer.window import Window
 
-__all__ = ["distinct", "page_table", "pages_fit", "records_fit", "writable"]
+__all__ = [
+    "distinct",
+    "page_table",
+    "pages_fit",
+    "records_fit",
+    "threads_count",
+    "writable",
+]
 
 
 def page_table(
@@ -141,5 +148,17 @@ def writable(out: np.ndarray) -> None:
                 "an `out` that is read-only or strided",
                 "records are written in place, one after another",
                 "Give a writable C-contiguous array",
+            )
+        )
+
+
+def threads_count(threads: int) -> None:
+    """Refuse a number of threads that cannot copy anything."""
+    if threads < 1:
+        raise errors.ConfigError(
+            errors.say(
+                f"threads = {threads}",
+                "at least one thread copies",
+                "Give threads >= 1",
             )
         )

@@ -63,4 +63,6 @@ def _obstacle(pages: jax.Array) -> str | None:
         return f"the pool lies on {', '.join(platforms)}"
     if not pages.is_fully_addressable:
         return "other processes hold some of the pool's ranks"
+    if pages.format.layout.major_to_minor != (0, 1, 2):
+        return f"its pages are not contiguous: {pages.format.layout}"
     return None

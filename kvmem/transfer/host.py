@@ -11,6 +11,7 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -110,10 +111,11 @@ def _claim(pages: jax.Array) -> jax.Array:
 def _writable(shard: jax.Array) -> np.ndarray:
     """Return a shard's own memory, writable. The only such view in kvmem.
 
-    jax arrays are immutable; this is safe under four rules, kept by `import_pages`:
-    the array was just donated to us (`_claim`), so no computation or view reads it; it
-    is ready; the pointer is taken afresh for every import, never kept; and the view is
-    dropped before the array is handed back, since a later donation may move the bytes.
+    jax arrays are immutable; this is safe under five rules, kept by `choose` and
+    `import_pages`: the pool lies in this process, one page after another; it was just
+    donated to us (`_claim`), so no computation or view reads it; it is ready; the
+    pointer is taken afresh for every import, never kept; and the view is dropped before
+    the array is handed back, since a later donation may move the bytes.
     """
     nbytes = shard.size
     address = shard.unsafe_buffer_pointer()
@@ -125,7 +127,6 @@ def _lanes(
     memory: np.ndarray, index: tuple[slice, ...], plan: CopyPlan, who: Who
 ) -> list[_Lane]:
     """Return the lanes of one shard, u8[ranks, P, E]."""
-    assert memory.flags.c_contiguous, "pages lie one after another"
     ranks, num_pages, page_nbytes = memory.shape
     first = index[0].start or 0
     found = _grids(plan, who, first, ranks, num_pages * page_nbytes)
@@ -175,8 +176,8 @@ def _move(
         return move_some(range(len(ids)))
     stops = [len(ids) * t // threads for t in range(threads + 1)]
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        shares = [range(a, b) for a, b in zip(stops, stops[1:], strict=False)]
-        list(pool.map(move_some, shares))
+        shares = [range(a, b) for a, b in itertools.pairwise(stops)]
+        list(pool.map(move_some, shares))  # list: errors of a thread are raised
 
 
 def _pages(lane: _Lane) -> np.ndarray:

@@ -62,6 +62,7 @@ def export_records(
         out = np.empty((num_tokens, plan.record_nbytes), np.uint8)
     checks.records_fit(out, plan, num_tokens, "out")
     checks.writable(out)
+    checks.threads_count(threads)
     chosen = choose(pages, implementation).implementation
     if num_tokens == 0:
         return out
@@ -101,6 +102,7 @@ def import_records(
     checks.records_fit(records, plan, len(records), "records")
     ids = checks.page_table(pages, page_ids, plan, window)
     checks.distinct(ids, window)
+    checks.threads_count(threads)
     chosen = choose(pages, implementation).implementation
     if len(records) == 0:
         return pages

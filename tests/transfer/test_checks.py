@@ -141,3 +141,8 @@ def test_nothing_is_moved_without_tokens(side, implementation):
         side.pages, [], found, side.plan, implementation=implementation
     )
     assert np.array_equal(np.array(pages), np.array(side.pages))
+
+
+@pytest.mark.parametrize("threads", [0, -2])
+def test_an_import_by_no_thread_is_refused(refuse, threads):
+    refuse(errors.ConfigError, f"threads = {threads}", threads=threads)

@@ -2,7 +2,10 @@
 
 import types
 
+import jax
+import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
 
 from kvmem import errors, transfer
 from kvmem.geometry import Topology
@@ -36,6 +39,17 @@ def test_any_other_pool_is_served_by_the_device_and_the_host_says_why_not(pages,
     with pytest.raises(errors.IncompatiblePlan, match=why) as refusal:
         transfer.choose(pages, "host")
     assert "implementation='device'" in str(refusal.value)
+
+
+def test_a_pool_in_another_memory_order_is_left_to_the_device(build):
+    side = build.side(Topology(1))
+    sharding = side.pages.sharding
+    turned = jax.device_put(side.pages, Format(Layout((0, 2, 1)), sharding))
+    choice = transfer.choose(turned)
+    assert choice.implementation == "device"
+    assert "not contiguous" in choice.reason
+    found = transfer.export_records(turned, side.page_ids, side.plan, 48)
+    assert np.array_equal(found, side.records)
 
 
 def test_an_unknown_implementation_is_refused_with_the_known_ones(build):
