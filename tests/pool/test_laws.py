@@ -92,7 +92,9 @@ def test_a_physical_page_both_free_and_owned_is_named(sound):
     assert "page 3 is both free and owned by (group, vpage) (1, 0)" in found
 
 
-@pytest.mark.parametrize("owner", [(0, 0), (0, 4), (1, 1), (3, 0), (0, -1), (-1, 0)])
+@pytest.mark.parametrize(
+    "owner", [(0, 0), (0, 4), (0, 7), (1, 1), (1, 2), (3, 2), (0, -1), (-1, 2)]
+)
 def test_an_owner_that_does_not_map_the_page_is_named(owner, sound):
     pool, _ = sound
     broken = dataclasses.replace(pool, p2v=pool.p2v.at[2].set(jnp.array(owner)))
@@ -112,6 +114,13 @@ def test_a_map_to_a_page_of_another_is_named(page, sound):
     found = kvpool.check(broken)
     assert phrase in found
     assert "page 2 names owner (group, vpage) (0, 2), which does not map it" in found
+
+
+def test_a_map_that_is_right_only_when_clipped_is_named(sound):
+    pool, _ = sound
+    broken = with_group(pool, v2p=pool.groups[0].v2p.at[0].set(-1))
+    phrase = "virtual page 0 of group 0 maps [-1], owned by another or out of range"
+    assert phrase in kvpool.check(broken)
 
 
 def test_references_and_the_map_go_together(sound):

@@ -37,9 +37,10 @@ def test_a_position_lies_in_its_column_at_its_slot(filled):
 
 
 @pytest.mark.parametrize("position", [-1, 16, 2**31 - 1, -(2**31)])
-def test_a_position_outside_the_table_is_null_to_every_pool(position, filled):
-    pool, table = filled
-    positions = jnp.full((2, 1), position, jnp.int32)
+def test_a_position_outside_the_table_is_null_to_every_pool(position):
+    pool, vpages, _ = kvpool.handout(kvpool.init(4, 64), 0, [4], 4)
+    table = kvpool.BlockTable(vpages[None], jnp.array([16], jnp.int32))
+    positions = jnp.full((1, 1), position, jnp.int32)
     vpages, _ = tables.locate(table, 0, positions, 4)
     assert (np.asarray(kvpool.translate(pool, 0, vpages)) == pool.null_page).all()
 
