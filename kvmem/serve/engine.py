@@ -352,12 +352,18 @@ class Engine:
         return np.asarray(tokens)[: len(rows)], found
 
     def _finish(self, sequence: Sequence) -> None:
-        """Keep a finished sequence's records, give its pages back, and conclude."""
-        if self.recall is not None and self.recall.store.writable:
-            self.pool = self.table.apply(self.pool)
-            self.recall.keep(self.pool, sequence)
-        self.scheduler.finish(sequence)
-        self._conclude(sequence.request_id)
+        """Keep a finished sequence's records, give its pages back, and conclude.
+
+        A store that cannot keep them raises to the caller; the request ends all the
+        same.
+        """
+        try:
+            if self.recall is not None and self.recall.store.writable:
+                self.pool = self.table.apply(self.pool)
+                self.recall.keep(self.pool, sequence)
+        finally:
+            self.scheduler.finish(sequence)
+            self._conclude(sequence.request_id)
 
     def _conclude(self, request_id: int) -> None:
         """Make the output of a request once all its samples have ended."""

@@ -115,10 +115,16 @@ class Recall:
         whole = sequence.num_computed // self._chunk * self._chunk
         tokens = np.asarray(sequence.tokens[:whole], np.int32)
         keys = self.keys(tokens)
-        held = self.store.contains(keys)
-        first = held * self._chunk
-        records = self._records.export(pool, sequence, first, whole)
-        kept = self.store.put(keys[held:], tokens[first:], records)
+        # Computed again, a held chunk need not have equal bits: only what is missing.
+        missing = [at for at, key in enumerate(keys) if not self.store.contains([key])]
+        first = missing[0] if missing else len(keys)
+        records = self._records.export(pool, sequence, first * self._chunk, whole)
+        by_chunk = records.reshape(len(keys) - first, self._chunk, records.shape[1])
+        kept = self.store.put(
+            [keys[at] for at in missing],
+            tokens.reshape(len(keys), self._chunk)[missing],
+            by_chunk[[at - first for at in missing]],
+        )
         self.keep_s += time.perf_counter() - started
         return kept
 

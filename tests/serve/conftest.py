@@ -1,6 +1,7 @@
 """Builders of this room's tests: host books, sequences, a decoder of a few thousand
 parameters."""
 
+import functools
 import hashlib
 import itertools
 
@@ -15,8 +16,8 @@ from kvmem.model.loaded import LoadedModel
 from kvmem.model.spec import ModelSpec
 from kvmem.model.tokenizer import Tokenizer
 from kvmem.prefix import PrefixCache
+from kvmem.serve import engine as engines
 from kvmem.serve.buckets import ServeConfig
-from kvmem.serve.engine import Engine
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.request import SamplingParams, Sequence
 from kvmem.serve.scheduler import Scheduler
@@ -89,6 +90,7 @@ def byte_tokenizer():
 def tiny_model(byte_tokenizer):
     """A random decoder of two layers with 8 query and 4 or 8 KV heads."""
 
+    @functools.cache
     def make(kv_heads=4, seed=0):
         spec = ModelSpec(
             name="tiny",
@@ -117,9 +119,21 @@ def tiny_model(byte_tokenizer):
     return make
 
 
+@pytest.fixture(scope="session")
+def shared_steps():
+    """Steps compiled once for all tests that do not count traces."""
+    return functools.cache(engines.Stepper)
+
+
 @pytest.fixture
-def engine(tiny_model):
-    """An engine of a tiny model on a poisoned pool in checked mode."""
+def engine(tiny_model, shared_steps, monkeypatch, request):
+    """An engine of a tiny model on a poisoned pool in checked mode.
+
+    Engines of one shape share their compiled steps, unless the test is marked
+    `own_steps` because it counts traces.
+    """
+    if not request.node.get_closest_marker("own_steps"):
+        monkeypatch.setattr(engines, "Stepper", shared_steps)
 
     def make(
         tp=1,
@@ -140,8 +154,9 @@ def engine(tiny_model):
         solved = budget.solve(
             (group,), topology, [budget.limit("memory", pages * nbytes)], order=order
         )
-        config = {"max_batch": 4, "max_length": 128, "prefill_chunk": 16, **serve}
-        return Engine(
+        config = {"max_batch": 4, "max_length": 128, "prefill_chunk": 16}
+        config |= {"batches": (4,), "chunks": (16,), **serve}
+        return engines.Engine(
             model,
             group,
             solved,

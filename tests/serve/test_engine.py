@@ -201,6 +201,7 @@ def test_prompts_without_meaning_are_refused(engine, prompt, error, phrase):
     assert not made.has_work
 
 
+@pytest.mark.own_steps
 @pytest.mark.case("JAX-01")
 def test_traces_are_the_declared_buckets_while_sequences_join_and_leave(engine):
     made = engine(batches=(4,), chunks=(16,), widths=(128,))
@@ -211,7 +212,7 @@ def test_traces_are_the_declared_buckets_while_sequences_join_and_leave(engine):
     decodes = 0
     while decodes < 200:
         while len(made.scheduler.waiting) < 2:
-            length, count = int(rng.integers(1, 60)), int(rng.integers(1, 40))
+            length, count = int(rng.integers(1, 80)), int(rng.integers(1, 40))
             made.add(text(int(rng.integers(10**6)), length), greedy(count))
         before = len(made.scheduler.running)
         made.step()
@@ -219,6 +220,7 @@ def test_traces_are_the_declared_buckets_while_sequences_join_and_leave(engine):
     assert made.num_traces == dict.fromkeys(made.buckets.all(), 1)
 
 
+@pytest.mark.own_steps
 @pytest.mark.case("JAX-02")
 @pytest.mark.parametrize("tp", [1, 4])
 def test_warming_up_leaves_nothing_to_trace(engine, tp):
