@@ -30,9 +30,9 @@ def test_six_kv_heads_on_tp_four_are_refused_with_the_sizes_that_work(decoder_sp
 def test_query_heads_that_do_not_divide_are_refused_with_the_sizes_that_work(
     decoder_spec,
 ):
-    spec = decoder_spec(heads=9, kv_heads=3)
-    with pytest.raises(IncompatiblePlan, match=r"9 query heads on TP 6.* 1, 3, 9"):
-        Partition(spec, Topology(tp=6))
+    spec = decoder_spec(heads=18, kv_heads=2)
+    with pytest.raises(IncompatiblePlan, match=r"18 query heads on TP 4.* 1, 2, 6, 18"):
+        Partition(spec, Topology(tp=4))
 
 
 def test_token_shards_are_refused(decoder_spec):
