@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 __all__ = ["BUSY_CORES", "Calibration", "Load", "Rounds", "Timed", "calibrate"]
-__all__ += ["interleave", "observe_load"]
+__all__ += ["interleave", "observe_load", "scatter_job"]
 
 BUSY_CORES = 0.25  # cores that others may use before figures are no longer ours
 
@@ -113,7 +113,7 @@ def calibrate(rounds: int = 9) -> Calibration:
     jobs = {
         "copy": lambda: np.copyto(target, source),
         "lookup": lambda: [table[key] for key in keys][0],
-        "scatter": _scatter_job(),
+        "scatter": scatter_job(),
     }
     timed = interleave(jobs, rounds)
     return Calibration(
@@ -123,8 +123,8 @@ def calibrate(rounds: int = 9) -> Calibration:
     )
 
 
-def _scatter_job() -> Callable[[], jax.Array]:
-    """Return a job that scatters 256 rows into an array that it donates."""
+def scatter_job() -> Callable[[], jax.Array]:
+    """Return the calibrated job: 256 rows scattered into an array that it donates."""
 
     @jax.jit(donate_argnums=0)
     def scatter(array, at, values):
