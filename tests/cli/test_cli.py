@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -103,7 +104,7 @@ def test_a_fault_of_our_own_is_not_blamed_on_the_input(capsys):
 
 def test_a_reader_that_has_seen_enough_is_no_error():
     done = subprocess.run(
-        f"{sys.executable} -m kvmem.cli doctor --json | head -n 1",
+        f"{shlex.quote(sys.executable)} -m kvmem.cli doctor --json | head -n 1",
         shell=True,
         capture_output=True,
         text=True,
