@@ -2,8 +2,8 @@
 
 The rank is an axis of the arrays: what ranks split has a leading axis R, what they
 share has none. The same step runs plain on one rank, under `shard_map` on a mesh with
-an axis "tp", or under `vmap` on one device (for tests: XLA's CPU backend copies batched
-weights at every step). The law: all three give the same logits.
+an axis "tp", or under `vmap` on one device (for tests: a prefill there copies batched
+weights). The law: all three give the same logits.
 
     weights = load(spec, params, topology, mesh=mesh)
     step = jax.jit(make_step(envelope, mesh=mesh), donate_argnums=1)

@@ -118,8 +118,7 @@ def test_a_decode_step_of_all_ranks_copies_no_pool(where, seqs, eight, pool_copi
     step = jax.jit(parallel.make_step(env, mesh), donate_argnums=1)
     program = step.lower(weights, pages, ones[:, None], ones, ones, table).compile()
     held = pages.addressable_shards[0].data
-    spare = 2**18 + (weights.rank_nbytes * tp if where == "stacked" else 0)
-    assert pool_copies(program, held, spare) == []
+    assert pool_copies(program, held, spare_nbytes=2**17) == []
 
 
 def test_weights_know_their_bytes_on_a_rank(eight):
