@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from kvmem import errors
+from kvmem.geometry import facts
 from kvmem.geometry.rope import Rope
 
 __all__ = ["DTYPES", "Field", "LayerSpec", "np_dtype"]
@@ -98,6 +99,7 @@ class LayerSpec:
     scale: float | None = None
 
     def __post_init__(self):
+        facts.require_hashable(self)
         np_dtype(self.dtype)
         if self.kind != "gqa":
             raise errors.ConfigError(

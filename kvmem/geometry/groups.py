@@ -14,6 +14,7 @@ import functools
 from collections.abc import Sequence
 
 from kvmem import errors
+from kvmem.geometry import facts
 from kvmem.geometry.fields import Field, LayerSpec
 
 __all__ = ["DOMAINS", "LifecycleGroup", "group_layers"]
@@ -32,6 +33,7 @@ class LifecycleGroup:
     page_size: int
 
     def __post_init__(self):
+        facts.require_hashable(self)
         if self.page_size < 1:
             raise errors.ConfigError(
                 errors.say(

@@ -15,6 +15,7 @@ import math
 import numpy as np
 
 from kvmem import errors
+from kvmem.geometry import facts
 
 __all__ = ["Rope", "llama3", "linear"]
 
@@ -39,6 +40,7 @@ class Rope:
     magnitude: float = 1.0
 
     def __post_init__(self):
+        facts.require_hashable(self)
         if self.style not in _STYLES:
             raise errors.ConfigError(
                 errors.say(

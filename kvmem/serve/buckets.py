@@ -13,6 +13,7 @@ import dataclasses
 from typing import NamedTuple
 
 from kvmem import errors
+from kvmem.geometry import facts
 
 __all__ = ["Bucket", "Buckets", "ServeConfig", "declare"]
 
@@ -54,6 +55,7 @@ class ServeConfig:
     compile_cache: bool = True
 
     def __post_init__(self):
+        facts.require_hashable(self)
         laws = {
             "max_batch >= 1": self.max_batch >= 1,
             "max_length >= 2": self.max_length >= 2,

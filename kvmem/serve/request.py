@@ -40,7 +40,7 @@ class SamplingParams:
         top_p: sample among the most likely tokens whose probability reaches p.
         seed: decides the sampled tokens, together with the sample's number alone.
         n: samples of one prompt; they share its pages.
-        stop: texts that end a sample; the text returned stops before them.
+        stop: one text or several that end a sample; what is returned stops before.
         stop_ids: token ids that end a sample, besides the model's own.
         ignore_eos: go on past the model's end-of-text ids.
         logprobs: report the chosen token and this many alternatives; None: nothing.
@@ -61,6 +61,9 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self):
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         laws = {
             "max_tokens >= 1": self.max_tokens >= 1,
             "temperature >= 0": self.temperature >= 0,

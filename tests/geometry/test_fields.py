@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from kvmem import errors
-from kvmem.geometry import LayerSpec, Rope, Topology, group_layers, np_dtype, rope
+from kvmem.geometry import (
+    LayerSpec,
+    LifecycleGroup,
+    Rope,
+    Topology,
+    group_layers,
+    np_dtype,
+    rope,
+)
 
 
 def spec(index=0, heads=3, **more):
@@ -45,6 +53,16 @@ def test_a_layer_that_cannot_be_stored_is_refused(change, phrase):
 def test_specs_are_hashable_facts():
     assert hash(spec(rope=Rope(1e5))) == hash(spec(rope=Rope(1e5)))
     assert spec(rope=Rope(1e5)) != spec(rope=Rope(1e4))
+
+
+@pytest.mark.case("JAX-03")
+def test_a_fact_that_cannot_be_hashed_is_refused_when_it_is_made():
+    with pytest.raises(errors.ConfigError, match="Rope with a value of .*list"):
+        Rope(frequencies=[1.0, 0.5])
+    with pytest.raises(errors.ConfigError, match="LayerSpec with a value of"):
+        spec(scale=np.ones(3))
+    with pytest.raises(errors.ConfigError, match="LifecycleGroup with a value of"):
+        LifecycleGroup("full", "target", "full", [spec()], 16)
 
 
 def test_a_record_holds_every_head_of_every_layer_once():
