@@ -23,10 +23,17 @@ from kvmem.geometry import LayerSpec, Topology
 from kvmem.model.attention import write_rows
 from kvmem.pool import dispatch, moves, verbs
 
-__all__ = ["MEMSET", "ZERO", "handout_jobs", "ledger_job", "prefix_job"]
+__all__ = [
+    "MEMSET_ONE",
+    "MEMSET_PAGES",
+    "ZERO",
+    "handout_jobs",
+    "ledger_job",
+    "prefix_job",
+]
 __all__ += ["write_jobs", "zero_jobs"]
 
-MEMSET, ZERO = "memset", "zero"
+MEMSET_PAGES, MEMSET_ONE, ZERO = "memset_of_pages", "one_memset", "zero"
 _PAGE_NBYTES = 16
 _HEAD_DIM = 128
 _ROW_NBYTES = 4096  # of a token: 16 heads of 128 in bf16, keys and values together
@@ -75,13 +82,28 @@ def _handouts(books: _Books, sequences: int, calls: int) -> Timed:
 
 
 def zero_jobs(page_nbytes: int, count: int) -> dict[str, Callable[[], object]]:
-    """Return jobs that clear `count` pages of a pool twice as large, and memset."""
-    pages = jnp.ones((1, 2 * count, page_nbytes), jnp.uint8)
-    stack = jnp.asarray(np.random.default_rng(0).permutation(2 * count), jnp.int32)
-    zero = jax.jit(moves.zero, donate_argnums=0)
-    flat = np.ones(count * page_nbytes, np.uint8)
-    clear = _held(pages, lambda pages: zero(pages, stack, 0, count))
-    return {MEMSET: lambda: flat.fill(0), ZERO: clear}
+    """Return jobs that clear `count` pages of a pool twice as large, and memset.
+
+    memset clears the same pages in the same order. One memset of as many bytes in one
+    run is there for scale: libc writes a run longer than the caches past them, which no
+    order of single pages can have.
+    """
+    shape = (2 * count, page_nbytes)
+    order = np.random.default_rng(0).permutation(shape[0]).astype(np.int32)
+    stack, zero = jnp.asarray(order), jax.jit(moves.zero, donate_argnums=0)
+    plain, run = np.ones(shape, np.uint8), np.ones(count * page_nbytes, np.uint8)
+    first = order[:count].tolist()
+
+    def memset_pages() -> None:
+        for page in first:
+            plain[page].fill(0)
+
+    pages = jnp.ones((1, *shape), jnp.uint8)
+    return {
+        MEMSET_PAGES: memset_pages,
+        ZERO: _held(pages, lambda pages: zero(pages, stack, 0, count)),
+        MEMSET_ONE: lambda: run.fill(0),
+    }
 
 
 def write_jobs(
