@@ -1,9 +1,10 @@
 """The peer: Hugging Face transformers on torch, alone in its own process.
 
 Started by `peer.py` with another interpreter, so it imports nothing of kvmem. Jobs come
-in as lines of JSON and answers go out the same way. The law: the peer is at its best
-here. It runs under inference mode, keeps its own cache, computes logits of the last
-position only, and its clock stands around the model and the choice of a token alone.
+in as lines of JSON and answers go out the same way. The law: the peer is spared all it
+can be. It runs as the library comes (eager, SDPA, its own growing cache) under
+inference mode, computes logits of the last position only, and its clock stands around
+the model and the choice of a token alone.
 
     {"job": "prefill", "prompt": [504, 3575]}   ->   {"seconds": 0.11}
 """
