@@ -66,6 +66,11 @@ class LoadedModel:
         return model_id(self.params, self.tokenizer, self.spec, self.digests)
 
     @property
+    def dtype(self) -> str:
+        """Dtype of the tensors; loaders give all of them one."""
+        return next(iter(self.params.values())).dtype.name
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(array.nbytes for array in self.params.values())

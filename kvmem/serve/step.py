@@ -98,7 +98,9 @@ class Stepper:
         self.mesh = None
         if topology.ranks > 1 and executor == "auto":
             self.mesh = mesh.make(topology)
-        self.weights = parallel.load(model.spec, model.params, topology, self.mesh)
+        self.weights = parallel.load(
+            model.spec, model.params, topology, self.mesh, model.dtype
+        )
         self.num_traces: collections.Counter[Bucket] = collections.Counter()
         built = geometry.envelope.build(group, topology, 0, order)
         ranks = parallel.make_step(built, self.mesh)

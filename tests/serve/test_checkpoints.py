@@ -16,8 +16,8 @@ from kvmem.geometry import Topology
 from kvmem.model import load_safetensors
 from kvmem.serve import SamplingParams, ServeConfig
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3-yarn", "smollm")
-TOLERANCE = 1e-3
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm")
+TOLERANCE = 2e-4  # the golden numbers have four places
 ONE_SHAPE = ServeConfig(  # one prefill and one decode program an engine
     max_batch=1,
     max_length=64,
@@ -106,46 +106,49 @@ def assert_continues(engine, prompt, expected):
     np.testing.assert_allclose(ours, expected["logprobs"], rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-class TestOfEveryFamily:
-    @pytest.fixture(scope="class")
-    def folder(self, directory, name):
-        return directory(name)
-
-    @pytest.fixture(scope="class")
-    def engine(self, folder):
-        return served(folder)
-
-    @pytest.fixture
-    def expected(self, golden, name):
-        return golden[name]
-
-    def test_the_directory_is_the_one_that_transformers_read(
-        self, checkpoints, folder, expected
-    ):
-        assert checkpoints.digest(folder) == expected["digest"], (
-            "tests/golden/checkpoints.py writes other bytes than it did: run it where "
-            "transformers is installed"
-        )
-
-    @pytest.mark.parametrize("kind", ["text", "ids"])
-    def test_greedy_tokens_are_those_of_transformers(
-        self, checkpoints, engine, expected, kind
-    ):
-        assert min(expected[kind]["margins"]) > 2 * TOLERANCE  # no tie decides
-        assert_continues(engine, checkpoints.PROMPTS[kind], expected[kind])
-
-    @pytest.mark.parametrize("kind", ["text", "ids"])
-    def test_logits_after_the_prompt_are_those_of_transformers(
-        self, checkpoints, engine, expected, kind
-    ):
-        found = first_logits(engine, checkpoints.PROMPTS[kind])
-        np.testing.assert_allclose(
-            found, expected[kind]["logits"], rtol=0, atol=TOLERANCE
-        )
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request):
+    return request.param
 
 
-@pytest.mark.parametrize(("name", "tp"), [("llama", 4), ("qwen2", 2), ("smollm", 3)])
+@pytest.fixture(scope="module")
+def folder(directory, family):
+    return directory(family)
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return served(folder)
+
+
+def test_the_directory_is_the_one_that_transformers_read(
+    checkpoints, golden, folder, family
+):
+    assert checkpoints.digest(folder) == golden[family]["digest"], (
+        "tests/golden/checkpoints.py writes other bytes than it did: run it where "
+        "transformers is installed"
+    )
+
+
+@pytest.mark.parametrize("kind", ["text", "ids"])
+def test_greedy_tokens_are_those_of_transformers(
+    checkpoints, golden, engine, family, kind
+):
+    expected = golden[family][kind]
+    assert min(expected["margins"]) > 20 * TOLERANCE  # no tie decides
+    assert_continues(engine, checkpoints.PROMPTS[kind], expected)
+
+
+@pytest.mark.parametrize("kind", ["text", "ids"])
+def test_logits_after_the_prompt_are_those_of_transformers(
+    checkpoints, golden, engine, family, kind
+):
+    found = first_logits(engine, checkpoints.PROMPTS[kind])
+    wanted = golden[family][kind]["logits"]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "tp"), [("qwen2", 2), ("smollm", 3)])
 def test_ranks_together_give_the_tokens_of_transformers(
     checkpoints, golden, directory, name, tp
 ):
@@ -154,13 +157,12 @@ def test_ranks_together_give_the_tokens_of_transformers(
     assert_continues(engine, checkpoints.PROMPTS["text"], golden[name]["text"])
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_pages_of_bfloat16_stay_near_the_logits_of_transformers(
-    checkpoints, golden, directory, name
+    checkpoints, golden, directory
 ):
-    engine = served(directory(name), kv_dtype="bfloat16")
+    engine = served(directory("llama"), kv_dtype="bfloat16")
     found = first_logits(engine, checkpoints.PROMPTS["ids"])
-    wanted = np.asarray(golden[name]["ids"]["logits"])
+    wanted = np.asarray(golden["llama"]["ids"]["logits"])
     assert 1e-5 < np.abs(found - wanted).max() < 0.1
 
 
@@ -184,7 +186,7 @@ def without_scaling(folder):
     path.write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3-yarn"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_a_rope_that_was_not_scaled_would_be_seen(checkpoints, golden, directory, name):
     folder = directory(name)
     without_scaling(folder)
