@@ -26,13 +26,27 @@ def test_a_first_token_is_that_of_the_engine(tiny_engine):
 
 
 def test_the_resumed_side_reads_the_store_at_every_turn(tiny_engine):
-    race = resume_race.run(tiny_engine, 70, (8, 72), rounds=2, seed=0)
+    race = resume_race.run(tiny_engine, 70, (72, 8), rounds=2, seed=0)
     assert race.stored_tokens == race.known_tokens == 64
     assert race.same_token
     assert race.best in ("chunk 8", "chunk 72")
     assert race.rounds.num_rounds == 2
     assert not tiny_engine.recall.store.writable
     assert tiny_engine.scheduler.prefill_chunk == 72
+
+
+def test_the_prefilled_side_reads_by_the_chunks_it_is_offered(tiny_engine, monkeypatch):
+    counts, held = [], tiny_engine.scheduler.plan
+
+    def watch():
+        work = held()
+        counts.append(work.rows[0].count)
+        return work
+
+    monkeypatch.setattr(tiny_engine.scheduler, "plan", watch)
+    resume_race.run(tiny_engine, 70, (72, 40), rounds=1, seed=0)
+    turn = [6, 70, 40, 30]  # resumed: what lies beyond the last whole chunk
+    assert counts == [70] + 2 * turn
 
 
 def test_a_resume_that_misses_the_store_is_seen(tiny_engine, monkeypatch):
