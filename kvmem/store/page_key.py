@@ -16,7 +16,7 @@ keys of plain text do not change when kinds of extras are added.
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -89,6 +89,7 @@ def chain_keys(
     tokens: Sequence[int] | np.ndarray,
     chunk_tokens: int = 16,
     extras: Sequence[Extra] = (),
+    chunk_extras: Mapping[int, Sequence[Extra]] | None = None,
 ) -> tuple[PageKey, ...]:
     """Return one key for every full chunk of `tokens`; a partial tail has none.
 
@@ -97,6 +98,8 @@ def chain_keys(
         tokens: token ids, one dimension, each within int32.
         chunk_tokens: tokens a chunk, the store's own number.
         extras: facts that hold for the whole text (adapter, salt); they enter the seed.
+        chunk_extras: facts of one chunk (images), by its number; they enter its key,
+            and so those of all that follow.
     """
     if chunk_tokens < 1:
         raise ConfigError(
@@ -109,8 +112,10 @@ def chain_keys(
     body = memoryview(np.asarray(token_array(tokens), "<i4").tobytes())
     nbytes = 4 * chunk_tokens
     key, keys, no_extras = seed(namespace, extras), [], _encode_extras(())
-    for start in range(0, len(body) - nbytes + 1, nbytes):
-        key = _link(key, body[start : start + nbytes], no_extras)
+    encoded = {at: _encode_extras(said) for at, said in (chunk_extras or {}).items()}
+    for number in range(len(body) // nbytes):
+        chunk = body[number * nbytes : (number + 1) * nbytes]
+        key = _link(key, chunk, encoded.get(number, no_extras))
         keys.append(key)
     return tuple(keys)
 

@@ -185,3 +185,17 @@ def test_a_key_is_32_bytes_and_equals_its_bytes():
     assert repr(key) == f"PageKey({key.hex()[:12]}…)"
     with pytest.raises(InvalidId, match="32 bytes"):
         PageKey(key[:-1])
+
+
+def test_extras_of_a_chunk_change_its_key_and_those_behind_it():
+    plain = chain_keys("m/f", range(16), 4)
+    assert chain_keys("m/f", range(16), 4, chunk_extras={}) == plain
+    cat, dog = Extra("image", (b"c" * 32, 1, 4)), Extra("image", (b"d" * 32, 1, 4))
+    with_cat = chain_keys("m/f", range(16), 4, chunk_extras={2: (cat,)})
+    with_dog = chain_keys("m/f", range(16), 4, chunk_extras={2: (dog,)})
+    moved = chain_keys("m/f", range(16), 4, chunk_extras={3: (cat,)})
+    whole = chain_keys("m/f", range(16), 4, (cat,))
+    assert with_cat[:2] == with_dog[:2] == plain[:2] and moved[:3] == plain[:3]
+    later = [keys[at] for keys in (plain, with_cat, with_dog) for at in (2, 3)]
+    assert len({*later, moved[3], *whole}) == 6 + 1 + 4
+    assert with_cat[2] == page_key.link(plain[1], range(8, 12), [cat])

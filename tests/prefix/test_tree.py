@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvmem import errors
-from kvmem.prefix import Hit, PrefixCache
+from kvmem.prefix import Hit, PrefixCache, tree
 
 
 def idle(_):
@@ -17,14 +17,80 @@ def text(seed, length):
     return np.random.default_rng(seed).integers(0, 50_000, length).tolist()
 
 
+@pytest.mark.case("PFX-07")
 def test_a_hit_is_whole_pages_and_leaves_a_token_to_compute():
     cache = PrefixCache(16)
     tokens = text(0, 33)
     assert cache.publish(tokens, [7, 3]) == (7, 3)
     assert cache.match(tokens) == Hit(32, (7, 3))
     assert cache.match(tokens[:32]) == Hit(16, (7,))
-    assert cache.match(tokens[:16]) == Hit(0, ())
-    assert cache.match([]) == Hit(0, ())
+    assert cache.match(tokens[:16]) == Hit(0, (), tree.NO_TOKEN_LEFT)
+    assert cache.match(tokens[:15]) == Hit(0, (), tree.NO_PAGE)
+    assert cache.match([]) == Hit(0, (), tree.NO_PAGE)
+    assert cache.match(np.asarray(tokens, np.int64)) == Hit(32, (7, 3))
+
+
+@pytest.mark.case("PFX-09")
+def test_a_text_shorter_than_a_page_leaves_no_edge():
+    cache = PrefixCache(64)
+    assert cache.publish(text(30, 63), [1]) == ()
+    assert cache.match(text(30, 63)) == Hit(0, (), tree.NO_PAGE)
+    assert cache.num_edges == 0 and cache._roots == {}
+    small = PrefixCache(4)
+    assert small.publish(text(31, 6), [1, 2]) == (1,)
+    assert small.num_edges == 1 and small.match(text(31, 6)) == Hit(4, (1,))
+
+
+@pytest.mark.case("PFX-10")
+def test_a_miss_says_why():
+    cache = PrefixCache(4)
+    assert cache.match(text(32, 9)).reason == tree.NO_IDENTITY
+    cache.publish(text(32, 9), [1, 2])
+    assert cache.match(text(33, 9)).reason == tree.NO_TEXT
+    assert cache.match(text(32, 9), "another").reason == tree.NO_IDENTITY
+    assert cache.match(text(32, 9)).reason is None
+    assert cache.evict(2, idle) == (2, 1)
+    assert cache.match(text(32, 9)).reason == tree.NO_IDENTITY and cache._roots == {}
+
+
+def test_namespaces_share_nothing_and_are_evicted_together():
+    cache, tokens = PrefixCache(4), text(34, 8)
+    for at, namespace in enumerate(("a", "b", ())):
+        assert cache.match([*tokens, 1], namespace).num_tokens == 0
+        pages = (2 * at, 2 * at + 1)
+        assert cache.publish(tokens, pages, namespace) == pages
+    assert cache.num_pages == 6
+    cache.touch(tokens, "a")
+    assert cache.evict(4, idle) == (3, 2, 5, 4)
+    assert cache.match([*tokens, 1], "a").vpages == (0, 1)
+
+
+def test_a_marked_page_meets_the_same_mark_only_and_pages_before_it_are_shared():
+    cache, tokens = PrefixCache(4), text(35, 20)
+    assert cache.publish(tokens, range(5), marks={2: "cat"}) == (0, 1, 2, 3, 4)
+    longer = [*tokens, 1]
+    assert cache.match(longer, marks={2: "cat"}).vpages == (0, 1, 2, 3, 4)
+    for other in ({2: "dog"}, {}, {1: "cat", 2: "cat"}, {2: "cat", 3: "cat"}):
+        shared = next(p for p in range(5) if other.get(p) != {2: "cat"}.get(p))
+        assert cache.match(longer, marks=other).vpages == tuple(range(shared))
+    assert cache.publish(tokens, range(10, 15), marks={2: "dog"}) == (12, 13, 14)
+    assert cache.match(longer, marks={2: "dog"}).vpages == (0, 1, 12, 13, 14)
+    assert cache.publish(tokens, range(20, 25)) == (22, 23, 24)
+    assert cache.match(longer).vpages == (0, 1, 22, 23, 24)
+    assert cache.num_pages == 11 == len(set(cache.vpages()))
+    assert len(cache.evict(11, idle)) == 11 and cache._roots == {}
+
+
+def test_using_the_head_of_an_edge_does_not_make_its_tail_recent():
+    cache = PrefixCache(4)
+    old, new = text(36, 12), text(37, 8)
+    cache.publish(old, [0, 1, 2])
+    cache.publish(new, [3, 4])
+    cache.publish(old[:4] + text(38, 4), [0, 9])
+    assert cache.evict(2, idle) == (2, 1)
+    cache.touch(new[:4])
+    assert cache.evict(1, idle) == (4,)
+    assert cache.evict(3, idle) == (9, 0, 3)
 
 
 def test_tokens_are_compared_at_the_page_where_they_differ():
@@ -110,7 +176,7 @@ def test_clear_hands_every_page_back():
     cache = PrefixCache(4)
     cache.publish(text(16, 8), [1, 2])
     assert set(cache.clear()) == {1, 2}
-    assert cache.match(text(16, 9)) == Hit(0, ())
+    assert cache.match(text(16, 9)) == Hit(0, (), tree.NO_IDENTITY)
     assert cache.publish(text(16, 8), [5, 6]) == (5, 6)
 
 

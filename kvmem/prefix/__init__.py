@@ -1,0 +1,11 @@
+"""Which pages already hold this text: a radix tree, and who is forgotten first.
+
+The tree names pages and counts nothing of the pool; whoever owns the pages retains what
+`publish` adopts and releases what `evict` drops.
+"""
+
+from kvmem.prefix import policy
+from kvmem.prefix.policy import Policy
+from kvmem.prefix.tree import Hit, PrefixCache
+
+__all__ = ["Hit", "Policy", "PrefixCache", "policy"]

@@ -1,0 +1,326 @@
+"""The prefix tree: a radix tree over whole pages of tokens, one root an identity.
+
+An edge of the tree carries a run of tokens, a whole number of pages of it, and the
+virtual pages that hold their KV. Tokens are compared, never only hashed. Texts of
+different namespaces (adapter, salt, tenant, weights) share nothing; a page with a mark
+(the images it touches) equals a page of the same tokens and the same mark only, while
+the pages before it are shared. The tree keeps no counts of the pool: the caller retains
+the pages that `publish` adopts and releases those that `evict` drops.
+
+    hit = cache.match(tokens)                # whole pages, at most len - 1 tokens
+    adopted = cache.publish(tokens, vpages)  # retain these
+    dropped = cache.evict(2, idle)           # release these: tails first
+
+The law of eviction: a page goes only when no page behind it is cached, and only when
+`idle` says that nobody but the cache reads it.
+"""
+
+import array
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvmem import errors
+from kvmem.prefix import policy as policies
+from kvmem.prefix.queue import LeafQueue, Node
+
+__all__ = ["Hit", "Marks", "PrefixCache"]
+
+NO_PAGE = "shorter than one page"
+NO_TOKEN_LEFT = "one page exactly, and one token is always left to compute"
+NO_IDENTITY = "nothing is cached under this identity"
+NO_TEXT = "no cached text of this identity begins with its first page"
+
+Marks = Mapping[int, Hashable]
+
+_TOKEN_NBYTES = 4
+_NO_MARKS: Marks = {}
+
+
+class Hit(NamedTuple):
+    """A cached prefix: its tokens, a whole number of pages, and the pages in order.
+
+    `reason` says why there is none; None where there is one.
+    """
+
+    num_tokens: int
+    vpages: tuple[int, ...]
+    reason: str | None = None
+
+
+class PrefixCache:
+    """The prefix index of one lifecycle group in one process.
+
+    Args:
+        page_size: tokens of a page.
+        policy: who is forgotten first; least recently used by default.
+    """
+
+    def __init__(self, page_size: int, policy: policies.Policy | None = None):
+        self.page_size = page_size
+        self.num_pages = 0
+        self._page_nbytes = page_size * _TOKEN_NBYTES
+        self._clock = itertools.count(1)
+        self._roots: dict[Hashable, Node] = {}
+        self._leaves = LeafQueue(policy or policies.lru())
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of the tree, all identities together."""
+        return sum(1 for node in self._nodes() if node.parent is not None)
+
+    def match(
+        self,
+        tokens: Sequence[int],
+        namespace: Hashable = (),
+        marks: Marks = _NO_MARKS,
+    ) -> Hit:
+        """Find the longest cached prefix that leaves at least one token to compute.
+
+        A question: it changes neither the tree nor the order of eviction.
+
+        Args:
+            tokens: the text.
+            namespace: whose text it is; only texts of the same one are compared.
+            marks: what tells a page from others of the same tokens, by its number.
+        """
+        root = self._roots.get(namespace)
+        vpages: list[int] = []
+        if root is not None:
+            key = self._key(tokens, max(0, len(tokens) - 1))
+            for node, pages in self._walk(root, key, marks):
+                whole = pages == len(node.vpages)
+                vpages += node.vpages if whole else node.vpages[:pages]
+        if vpages:
+            return Hit(len(vpages) * self.page_size, tuple(vpages))
+        return Hit(0, (), self._why_not(len(tokens), root))
+
+    def touch(
+        self,
+        tokens: Sequence[int],
+        namespace: Hashable = (),
+        marks: Marks = _NO_MARKS,
+    ) -> None:
+        """Mark the cached prefix of `tokens` as used now, and nothing behind it."""
+        root = self._roots.get(namespace)
+        if root is not None:
+            self._use(root, self._key(tokens, len(tokens)), marks)
+
+    def publish(
+        self,
+        tokens: Sequence[int],
+        vpages: Sequence[int],
+        namespace: Hashable = (),
+        marks: Marks = _NO_MARKS,
+    ) -> tuple[int, ...]:
+        """Enter every whole page of `tokens`; return the pages adopted, in order.
+
+        Where the tree already holds a page of the same text, it keeps its own and
+        adopts none: two sequences that computed one prefix never free a page that the
+        other still names.
+
+        Args:
+            tokens: the text, whose KV is written and whose tokens are accepted.
+            vpages: its pages; at least one for each whole page of tokens.
+            namespace: whose text it is.
+            marks: what tells a page from others of the same tokens, by its number.
+
+        Raises:
+            InvalidId: fewer pages than whole pages of tokens.
+        """
+        whole = len(tokens) // self.page_size
+        if len(vpages) < whole:
+            raise errors.InvalidId(
+                errors.say(
+                    f"publishing {len(tokens)} tokens with {len(vpages)} pages",
+                    f"{whole} whole pages of {self.page_size} need a page each",
+                    "Pass the sequence's own table",
+                )
+            )
+        if whole == 0:
+            return ()
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Node(None, namespace, b"", [])
+        key = self._key(tokens, len(tokens))
+        node, at, now = self._use(root, key, marks)
+        adopted = [int(v) for v in vpages[at:whole]]
+        self._attach(node, key, at, adopted, marks, now)
+        self.num_pages += len(adopted)
+        return tuple(adopted)
+
+    def evict(self, num_pages: int, idle: Callable[[int], bool]) -> tuple[int, ...]:
+        """Drop up to `num_pages` pages, tails first, in the order of the policy.
+
+        Args:
+            num_pages: how many pages are needed.
+            idle: says whether nobody but the cache reads a page.
+        """
+        dropped: list[int] = []
+        busy = []
+        by_page = self._leaves.policy.by_page
+        while len(dropped) < num_pages and (node := self._leaves.pop()):
+            wanted = 1 if by_page else num_pages - len(dropped)
+            gone = self._drop_tail(node, wanted, idle)
+            dropped += gone
+            if gone:
+                self._leaves.evicted(node)
+            if not node.vpages:
+                self._detach(node)
+            elif len(gone) < wanted:
+                busy.append(node)  # its tail is being read
+            else:
+                self._leaves.rank_again(node)
+                self._leaves.enter(node)
+        for node in busy:
+            self._leaves.enter(node)
+        self.num_pages -= len(dropped)
+        return tuple(dropped)
+
+    def clear(self) -> tuple[int, ...]:
+        """Forget everything; return the pages that the caller releases."""
+        held = tuple(self.vpages())
+        self._roots = {}
+        self._leaves.clear()
+        self.num_pages = 0
+        return held
+
+    def vpages(self) -> Iterator[int]:
+        """Yield every page that the cache holds."""
+        for node in self._nodes():
+            yield from node.vpages
+
+    def _nodes(self) -> Iterator[Node]:
+        nodes = list(self._roots.values())
+        while nodes:
+            node = nodes.pop()
+            yield node
+            nodes.extend(node.children.values())
+
+    def _why_not(self, length: int, root: Node | None) -> str:
+        """Say why a text of `length` tokens has no hit."""
+        if length < self.page_size:
+            return NO_PAGE
+        if length == self.page_size:
+            return NO_TOKEN_LEFT
+        return NO_IDENTITY if root is None else NO_TEXT
+
+    def _key(self, tokens: Sequence[int], length: int) -> bytes:
+        """Return the whole pages of the first `length` tokens as bytes."""
+        whole = tokens[: length // self.page_size * self.page_size]
+        if isinstance(whole, np.ndarray):
+            return whole.astype(np.int32, casting="same_kind").tobytes()
+        return array.array("i", whole).tobytes()
+
+    def _walk(self, root: Node, key: bytes, marks: Marks) -> Iterator[tuple[Node, int]]:
+        """Yield the edges along `key` and how many of their pages agree with it."""
+        node, at, width = root, 0, self._page_nbytes
+        stops = sorted(marks) if marks else ()
+        while child := node.children.get(self._name(key, at, marks)):
+            end = len(key)
+            for stop in stops:
+                if stop * width > at:
+                    end = min(end, stop * width)  # a marked page has an edge of its own
+                    break
+            pages = self._agreeing_pages(child.key, key, at, end)
+            is_whole = pages == len(child.vpages)  # before its reader may cut it
+            yield child, pages
+            if not is_whole:
+                return
+            at += pages * width
+            node = child
+
+    def _name(self, key: bytes, at: int, marks: Marks) -> Any:
+        """Return what a parent calls the edge that begins at `at`."""
+        page = key[at : at + self._page_nbytes]
+        if marks and (mark := marks.get(at // self._page_nbytes)) is not None:
+            return page, mark
+        return page
+
+    def _agreeing_pages(self, edge: bytes, key: bytes, at: int, end: int) -> int:
+        """Count the whole pages in which `edge` and `key` in [at, end) agree."""
+        if key.startswith(edge, at, end):
+            return len(edge) // self._page_nbytes
+        length = min(len(edge), end - at)
+        ours = np.frombuffer(edge, np.uint8, length)
+        theirs = np.frombuffer(key, np.uint8, length, at)
+        differ = np.flatnonzero(ours != theirs)
+        agreeing = int(differ[0]) if differ.size else length
+        return agreeing // self._page_nbytes
+
+    def _use(self, root: Node, key: bytes, marks: Marks) -> tuple[Node, int, int]:
+        """Use the cached prefix of `key` now, cutting an edge where it ends inside.
+
+        Returns:
+            The last edge used, the pages up to its end, and the time.
+        """
+        now, node, at = next(self._clock), root, 0
+        for node, pages in self._walk(root, key, marks):
+            at += pages
+            if pages < len(node.vpages):
+                node = self._cut(node, pages)
+            self._leaves.use(node, now)
+        return node, at, now
+
+    def _cut(self, node: Node, pages: int) -> Node:
+        """Split an edge after `pages` pages; return its upper half."""
+        width = self._page_nbytes
+        key, vpages = node.key[: pages * width], node.vpages[:pages]
+        upper = Node(node.parent, node.name, key, vpages)
+        upper.last_used, upper.num_uses = node.last_used, node.num_uses
+        node.parent.children[upper.name] = upper
+        node.key, node.vpages = node.key[pages * width :], node.vpages[pages:]
+        node.parent, node.name = upper, node.key[:width]
+        upper.children[node.name] = node
+        return upper
+
+    def _attach(
+        self,
+        node: Node,
+        key: bytes,
+        at: int,
+        vpages: list[int],
+        marks: Marks,
+        now: int,
+    ) -> None:
+        """Hang pages from `at` on below an edge; a marked page is alone on its own."""
+        width, first, end = self._page_nbytes, at, at + len(vpages)
+        starts = {at} | {p + more for p in marks for more in (0, 1)}
+        cuts = sorted(p for p in starts if at <= p < end)
+        for begin, stop in itertools.pairwise([*cuts, end]):
+            name = self._name(key, begin * width, marks)
+            run = vpages[begin - first : stop - first]
+            leaf = Node(node, name, key[begin * width : stop * width], run)
+            node.children[name] = leaf
+            self._leaves.use(leaf, now)
+            node = leaf
+        if node.parent is not None and not node.children:
+            self._leaves.enter(node)
+
+    def _drop_tail(
+        self, node: Node, wanted: int, idle: Callable[[int], bool]
+    ) -> list[int]:
+        """Take up to `wanted` idle pages off the end of an edge."""
+        pages, keep = node.vpages, len(node.vpages)
+        least = max(0, keep - wanted)
+        while keep > least and idle(pages[keep - 1]):
+            keep -= 1
+        gone = pages[keep:][::-1]
+        if gone:
+            node.vpages = pages[:keep]
+            node.key = node.key[: keep * self._page_nbytes]
+        return gone
+
+    def _detach(self, node: Node) -> None:
+        """Remove an empty leaf; its parent may have become one."""
+        parent = node.parent
+        del parent.children[node.name]
+        node.parent = None
+        if parent.children:
+            return
+        if parent.parent is not None:
+            self._leaves.enter(parent)
+        else:
+            del self._roots[parent.name]
