@@ -8,7 +8,7 @@ looks at an edge that nobody touched.
     PrefixCache(16, policy.belady(next_use)) # for traces whose future is known
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 __all__ = ["Edge", "Policy", "belady", "lfu", "lru", "size_aware"]
@@ -19,7 +19,7 @@ class Edge(Protocol):
 
     last_used: int  # a clock that ticks once a use of the tree
     num_uses: int  # texts that came this way, the one that brought it included
-    vpages: list[int]  # its pages, the tail last
+    vpages: Sequence[int]  # its pages, the tail last
 
 
 RankFn = Callable[[Edge, Any], Any]

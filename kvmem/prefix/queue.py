@@ -6,6 +6,7 @@ entered again at once. The law: an entry counts while it is its edge's latest on
 the edge is still a leaf of the tree.
 """
 
+import array
 import heapq
 import itertools
 from typing import Any
@@ -21,11 +22,13 @@ class Node:
     __slots__ = ("children", "entered", "key", "last_used", "name", "num_uses")
     __slots__ += ("parent", "rank", "vpages")
 
-    def __init__(self, parent: "Node | None", name: Any, key: bytes, vpages: list[int]):
+    def __init__(
+        self, parent: "Node | None", name: Any, key: bytes, vpages: array.array
+    ):
         self.parent = parent
         self.name = name  # its first page, as its parent knows it
         self.key = key  # the tokens of its pages
-        self.vpages = vpages
+        self.vpages = vpages  # i32, four bytes a page
         self.children: dict[Any, Node] = {}
         self.last_used = 0
         self.num_uses = 0

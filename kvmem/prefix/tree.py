@@ -17,6 +17,7 @@ The law of eviction: a page goes only when no page behind it is cached, and only
 
 import array
 import itertools
+import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -87,12 +88,11 @@ class PrefixCache:
             marks: what tells a page from others of the same tokens, by its number.
         """
         root = self._roots.get(namespace)
-        vpages: list[int] = []
+        vpages = array.array("i")
         if root is not None:
             key = self._key(tokens, max(0, len(tokens) - 1))
             for node, pages in self._walk(root, key, marks):
-                whole = pages == len(node.vpages)
-                vpages += node.vpages if whole else node.vpages[:pages]
+                vpages += node.vpages[:pages]
         if vpages:
             return Hit(len(vpages) * self.page_size, tuple(vpages))
         return Hit(0, (), self._why_not(len(tokens), root))
@@ -143,10 +143,11 @@ class PrefixCache:
             return ()
         root = self._roots.get(namespace)
         if root is None:
-            root = self._roots[namespace] = Node(None, namespace, b"", [])
+            root = Node(None, namespace, b"", array.array("i"))
+            self._roots[namespace] = root
         key = self._key(tokens, len(tokens))
         node, at, now = self._use(root, key, marks)
-        adopted = [int(v) for v in vpages[at:whole]]
+        adopted = array.array("i", vpages[at:whole])
         self._attach(node, key, at, adopted, marks, now)
         self.num_pages += len(adopted)
         return tuple(adopted)
@@ -158,7 +159,7 @@ class PrefixCache:
             num_pages: how many pages are needed.
             idle: says whether nobody but the cache reads a page.
         """
-        dropped: list[int] = []
+        dropped = array.array("i")
         busy = []
         by_page = self._leaves.policy.by_page
         while len(dropped) < num_pages and (node := self._leaves.pop()):
@@ -212,7 +213,7 @@ class PrefixCache:
         whole = tokens[: length // self.page_size * self.page_size]
         if isinstance(whole, np.ndarray):
             return whole.astype(np.int32, casting="same_kind").tobytes()
-        return array.array("i", whole).tobytes()
+        return struct.pack(f"{len(whole)}i", *whole)
 
     def _walk(self, root: Node, key: bytes, marks: Marks) -> Iterator[tuple[Node, int]]:
         """Yield the edges along `key` and how many of their pages agree with it."""
@@ -241,9 +242,9 @@ class PrefixCache:
 
     def _agreeing_pages(self, edge: bytes, key: bytes, at: int, end: int) -> int:
         """Count the whole pages in which `edge` and `key` in [at, end) agree."""
-        if key.startswith(edge, at, end):
-            return len(edge) // self._page_nbytes
         length = min(len(edge), end - at)
+        if key.startswith(edge[:length], at):
+            return length // self._page_nbytes
         ours = np.frombuffer(edge, np.uint8, length)
         theirs = np.frombuffer(key, np.uint8, length, at)
         differ = np.flatnonzero(ours != theirs)
@@ -281,7 +282,7 @@ class PrefixCache:
         node: Node,
         key: bytes,
         at: int,
-        vpages: list[int],
+        vpages: array.array,
         marks: Marks,
         now: int,
     ) -> None:
@@ -301,11 +302,12 @@ class PrefixCache:
 
     def _drop_tail(
         self, node: Node, wanted: int, idle: Callable[[int], bool]
-    ) -> list[int]:
+    ) -> array.array:
         """Take up to `wanted` idle pages off the end of an edge."""
         pages, keep = node.vpages, len(node.vpages)
-        least = max(0, keep - wanted)
-        while keep > least and idle(pages[keep - 1]):
+        for vpage in reversed(pages[max(0, keep - wanted) :]):
+            if not idle(vpage):
+                break
             keep -= 1
         gone = pages[keep:][::-1]
         if gone:
