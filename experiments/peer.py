@@ -50,6 +50,7 @@ class PeerConfig:
         "torch==2.13.0",
         "transformers==5.24.0",
         "gguf==0.19.0",
+        "accelerate==1.15.0",  # transformers asks for it to load a GGUF file
     )
     threads: int = 0
 
