@@ -75,6 +75,7 @@ JAX_FREE_FILES = (
 )
 BRINGS_JAX = ("jax", "jaxlib", "flax", "orbax", "optax", "chex")
 LATE = {
+    ("kvmem/store/host_memory.py", "jax"): "only pinned memory is the backend's",
     ("kvmem/store/segment.py", "orbax"): "a store is read without loading jax",
 }
 HOUSES = ("kvmem", "pallas_kernels", "experiments")

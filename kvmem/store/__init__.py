@@ -3,6 +3,7 @@
 Importing this room touches no device and no jax; the first `put` imports Orbax.
 """
 
+from kvmem.store.host_tier import HostStats, HostTier
 from kvmem.store.page_key import Extra, PageKey, chain_keys, link, seed
 from kvmem.store.page_store import (
     GetResult,
@@ -11,15 +12,23 @@ from kvmem.store.page_store import (
     SegmentReport,
     StoreStats,
 )
+from kvmem.store.record_store import RecordStats, RecordStore
+from kvmem.store.tiered_store import TieredStats, TieredStore
 
 __all__ = [
     "Extra",
     "GetResult",
+    "HostStats",
+    "HostTier",
     "PageKey",
     "PageStore",
     "PutResult",
+    "RecordStats",
+    "RecordStore",
     "SegmentReport",
     "StoreStats",
+    "TieredStats",
+    "TieredStore",
     "chain_keys",
     "link",
     "seed",

@@ -1,0 +1,50 @@
+"""What a call of put or get may hand to a store of records: keys, tokens, records.
+
+The law: every store asks for the same shapes and says the same words when they differ,
+so that one can stand in another's place.
+
+    keys, tokens = checked_request(facts, keys, tokens)    # tokens i32[n, chunk_tokens]
+    rows = checked_rows(facts, len(keys), records)         # u8[n, row_nbytes]
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvmem.errors import FormatMismatch, say
+from kvmem.store.page_key import PageKey, token_array
+from kvmem.store.segment import Facts
+
+
+def checked_request(
+    facts: Facts, keys: Sequence[PageKey], tokens: np.ndarray
+) -> tuple[list[PageKey], np.ndarray]:
+    """Return n keys and their tokens, i32[n, chunk_tokens], or raise FormatMismatch."""
+    keys = [PageKey(key) for key in keys]
+    tokens = token_array(tokens)
+    shape = len(keys), facts.chunk_tokens
+    if tokens.shape not in (shape, (shape[0] * shape[1],)):
+        raise FormatMismatch(
+            say(
+                f"tokens of shape {tokens.shape} for {len(keys)} keys",
+                f"a key stands for {shape[1]} tokens, so their shape is {shape}",
+                "Pass the tokens of full chunks, one key each",
+            )
+        )
+    return keys, tokens.reshape(shape)
+
+
+def checked_rows(facts: Facts, num_chunks: int, records: np.ndarray) -> np.ndarray:
+    """Return the records as u8[num_chunks, row_nbytes], or raise FormatMismatch."""
+    chunk, record = facts.chunk_tokens, facts.record_nbytes
+    shapes = (num_chunks * chunk, record), (num_chunks, chunk, record)
+    if records.dtype != np.uint8 or records.shape not in shapes:
+        raise FormatMismatch(
+            say(
+                f"records {records.dtype}{list(records.shape)}",
+                f"{num_chunks} chunks of {chunk} tokens of {record} bytes are "
+                f"uint8{list(shapes[0])}",
+                "View the bytes as uint8, one record a token",
+            )
+        )
+    return np.ascontiguousarray(records).reshape(num_chunks, chunk * record)
