@@ -107,13 +107,18 @@ def run(config: Config) -> Iterator[Record]:
     chosen, model = tiny_decoder.load(config.model)
     config = dataclasses.replace(config, model=chosen)
     engine = _engine(config, model, config.serve)
+    print("compiling the decode steps, reading the programs")
     yield _in_place(config, engine)
     if config.peer.run:
         with Peer(config.peer, presets.resolve(chosen.source)) as peer:
+            print(f"greedy tokens of {len(config.prompts)} prompts, on both sides")
             yield _same_tokens(config, engine, peer)
+            print(f"decode and prefill in turns with the peer, {config.rounds} each")
             yield _against_peer(config, engine, peer)
+    print("a decode step by parts")
     yield _profile(config, engine)
     del engine  # its weights and pages, before another engine brings its own
+    print(f"first token of {config.resume_tokens}, resumed and prefilled in turns")
     yield from _resumed(config, model)
 
 
