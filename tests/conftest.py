@@ -137,19 +137,22 @@ class Oracle:
             return [int(np.repeat(np.arange(num_heads), tp // num_heads)[tp_index])]
         return np.split(np.arange(num_heads), tp)[tp_index].tolist()
 
-    def page(self, group, logical, topology, rank, order, number=0) -> bytes:
-        """Return page `number` of a rank, laid down axis by axis."""
+    def page(self, group, logical, topology, rank, order, number=0, **only) -> bytes:
+        """Return page `number` of a rank, laid down axis by axis.
+
+        `only` cuts an axis, as in `layer=["layers.1"]`: the pages of one plane.
+        """
         shards, mine = topology.dcp, rank % topology.dcp
         tokens = range(number * group.page_size * shards, len(logical[_any(logical)]))
         owned = [t for t in tokens if t // topology.interleave % shards == mine]
         heads = self.heads(group.layers[0].kv_heads, topology.tp, rank // shards)
-        axes = _ORDERS[order].split()
+        axes = _ORDERS.get(order, order).split()
         values = {
             "layer": [layer.name for layer in group.layers],
             "field": ["k", "v"],
             "head": [heads] if axes[-1] == "head" else [[head] for head in heads],
             "token": owned[: group.page_size],
-        }
+        } | only
         page = b""
         for place in itertools.product(*(values[axis] for axis in axes)):
             at = dict(zip(axes, place, strict=True))
@@ -158,13 +161,13 @@ class Oracle:
             page += row + bytes(-len(row) % 16)
         return page
 
-    def pages(self, group, logical, topology, order) -> np.ndarray:
+    def pages(self, group, logical, topology, order, **only) -> np.ndarray:
         """Return u8[rank, page, bytes] of every whole page of the logical array."""
         num_tokens = len(logical[_any(logical)])
         num_pages = num_tokens // (group.page_size * topology.dcp)
         pages = [
             [
-                self.page(group, logical, topology, rank, order, number)
+                self.page(group, logical, topology, rank, order, number, **only)
                 for number in range(num_pages)
             ]
             for rank in range(topology.ranks)

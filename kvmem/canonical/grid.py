@@ -22,7 +22,8 @@ class RunGrid:
     """A run repeated on a lattice, outermost axis first.
 
     Cell (i, j, ...) is `corner` moved by i * steps[0] + j * steps[1] + ... on each
-    side. All cells begin at one token: only the corner's own fragments step in tokens.
+    side. All cells lie in one plane and begin at one token: only the corner's own
+    fragments step in tokens.
     """
 
     corner: CopyRun
@@ -52,7 +53,7 @@ def grids(runs: Iterable[CopyRun], record_nbytes: int) -> tuple[RunGrid, ...]:
     def likeness(run: CopyRun) -> tuple[int, ...]:
         token = run.canonical_offset // record_nbytes
         strides = (run.local_stride, run.canonical_stride)
-        return (token, run.count, run.nbytes, *strides)
+        return (token, run.plane, run.count, run.nbytes, *strides)
 
     ordered = sorted(
         runs, key=lambda r: (likeness(r), r.canonical_offset, r.local_offset)

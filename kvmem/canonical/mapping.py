@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from kvmem import errors
 from kvmem.geometry import envelope
-from kvmem.geometry.envelope import Entry, Envelope
+from kvmem.geometry.envelope import Entry, Envelope, Plane, parse_order
 from kvmem.geometry.fields import Field
 from kvmem.geometry.groups import LifecycleGroup
 from kvmem.geometry.topology import Topology
@@ -44,8 +44,9 @@ RECORD = "record"  # the canonical order: token records, the only one that is st
 class CopyRun:
     """Equal bytes on both sides, repeated at fixed strides.
 
-    Fragment i is [local_offset + i * local_stride, + nbytes) of the rank's page and
-    [canonical_offset + i * canonical_stride, + nbytes) of the canonical page.
+    Fragment i is [local_offset + i * local_stride, + nbytes) of the rank's page, in its
+    envelope's plane number `plane`, and [canonical_offset + i * canonical_stride, +
+    nbytes) of the canonical page.
     """
 
     local_offset: int
@@ -54,6 +55,7 @@ class CopyRun:
     canonical_stride: int
     nbytes: int
     count: int
+    plane: int = 0
 
     @property
     def total_nbytes(self) -> int:
@@ -82,13 +84,15 @@ class CopyRun:
 class Row(NamedTuple):
     """One head of one field inside an envelope: slot s stands at offset + s * stride.
 
-    `key` names it on every topology: (layer, field, global head).
+    `key` names it on every topology: (layer, field, global head); `plane` is the number
+    of its plane among those of the envelope.
     """
 
     key: tuple[str, str, int]
     field: Field
     offset: int
     stride: int
+    plane: int
 
 
 class TokenSpan(NamedTuple):
@@ -126,12 +130,13 @@ def rows(
     rank: int,
     order: str,
     canonical: str = RECORD,
+    num_pages: int | None = None,
 ) -> tuple[CopyRun, ...]:
     """Return the uncoalesced runs of a rank: one a head, field, layer and token span.
 
     Fragment i of such a run is one token.
     """
-    local = envelope.build(group, topology, rank, order)
+    local = envelope.build(group, topology, rank, order, num_pages)
     whole = canonical_envelope(group, group.page_size * topology.dcp, canonical)
     places = {row.key: row for row in _rows_of(whole)}
     spans = token_spans(group.page_size, topology, rank)
@@ -146,16 +151,23 @@ def canonical_envelope(
     """Return the envelope of the canonical page of `num_tokens` tokens.
 
     Token records stand end to end, without padding: layer, head, field, bytes.
+
+    Raises:
+        ConfigError: an order that is unknown, or of several arrays.
     """
     if canonical != RECORD:
+        parse_order(canonical)
         whole = dataclasses.replace(group, page_size=num_tokens)
         return envelope.build(whole, Topology(), 0, canonical)
     entries, end = [], 0
+    plane = Plane(0, 0, num_tokens * group.record_nbytes)
     for layer in group.layers:
         for head in range(max(field.rows for field in layer.fields)):
             for field in layer.fields:
                 if head < field.rows:
-                    entries.append(Entry(field, end, group.record_nbytes, head, 1))
+                    entries.append(
+                        Entry(field, end, group.record_nbytes, head, 1, plane)
+                    )
                     end += field.head_nbytes
     return Envelope(tuple(entries), num_tokens, RECORD, num_tokens * end)
 
@@ -195,7 +207,7 @@ def join(runs: Iterable[CopyRun]) -> tuple[CopyRun, ...]:
         while (follower := starts.get(_end(tail))) is not None:
             nbytes, tail = nbytes + follower.nbytes, follower
         joined.append(dataclasses.replace(run, nbytes=nbytes))
-    return tuple(sorted(joined, key=lambda r: (r.local_offset, r.canonical_offset)))
+    return tuple(sorted(joined, key=_local_order))
 
 
 def fold(runs: Iterable[CopyRun]) -> tuple[CopyRun, ...]:
@@ -203,7 +215,12 @@ def fold(runs: Iterable[CopyRun]) -> tuple[CopyRun, ...]:
     return tuple(map(_solid, join(map(_solid, runs))))
 
 
+def _local_order(run: CopyRun) -> tuple[int, ...]:
+    return (run.plane, run.local_offset, run.canonical_offset)
+
+
 def _rows_of(env: Envelope) -> Iterator[Row]:
+    numbers = {plane: number for number, plane in enumerate(env.planes)}
     for entry in env.entries:
         for i in range(entry.nheads):
             yield Row(
@@ -211,6 +228,7 @@ def _rows_of(env: Envelope) -> Iterator[Row]:
                 entry.field,
                 entry.offset + i * entry.field.head_nbytes,
                 entry.slot_stride,
+                numbers[entry.plane],
             )
 
 
@@ -222,6 +240,7 @@ def _couple(local: Row, whole: Row, span: TokenSpan) -> CopyRun:
         canonical_stride=span.step * whole.stride,
         nbytes=local.field.head_nbytes,
         count=span.count,
+        plane=local.plane,
     )
 
 
@@ -238,8 +257,8 @@ def _solid(run: CopyRun) -> CopyRun:
 
 def _lattice(run: CopyRun) -> tuple[int, ...]:
     if run.count == 1:
-        return (1,)
-    return (run.count, run.local_stride, run.canonical_stride)
+        return (run.plane, 1)
+    return (run.plane, run.count, run.local_stride, run.canonical_stride)
 
 
 def _start(run: CopyRun) -> tuple[int, ...]:

@@ -18,11 +18,13 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+import numpy as np
+
 from kvmem import errors
 from kvmem.canonical.mapping import CopyRun, join, rows
-from kvmem.canonical.units import check_tiling, common_unit
+from kvmem.canonical.units import check_tiling, common_unit, expand
 from kvmem.geometry import envelope
-from kvmem.geometry.envelope import Envelope
+from kvmem.geometry.envelope import Envelope, Plane
 from kvmem.geometry.groups import LifecycleGroup
 from kvmem.geometry.topology import Topology
 
@@ -42,6 +44,7 @@ class CopyPlan:
         order: the page order of this side.
         runs: for each rank all that it holds; an import writes these.
         writers: for each rank its elected part; an export reads these.
+        num_pages: pages of the pool, where the order's regions depend on it.
 
     Raises:
         IncompatiblePlan: runs that leave a gap or overlap; every objection at once.
@@ -52,6 +55,7 @@ class CopyPlan:
     order: str
     runs: tuple[Runs, ...]
     writers: tuple[Runs, ...]
+    num_pages: int | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -97,7 +101,23 @@ class CopyPlan:
 
     def envelope(self, rank: int) -> Envelope:
         """Return the meaning of a page on `rank`."""
-        return envelope.build(self.group, self.topology, rank, self.order)
+        return envelope.build(
+            self.group, self.topology, rank, self.order, self.num_pages
+        )
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """The planes that a page is spread over, equal on every rank."""
+        return self.envelope(0).planes
+
+    @property
+    def num_arrays(self) -> int:
+        """Arrays that a pool of this order has."""
+        return 1 + max(plane.index for plane in self.planes)
+
+    def units_of(self, runs: Iterable[CopyRun]) -> tuple[np.ndarray, np.ndarray]:
+        """Return (local unit, canonical unit) of every block that runs move."""
+        return expand(runs, self.unit_nbytes, self.envelope(0).plane_starts)
 
     @functools.cached_property
     def unit_nbytes(self) -> int:
@@ -120,12 +140,14 @@ def plan(
     topology: Topology,
     order: str = "head_major",
     page_size: int | None = None,
+    num_pages: int | None = None,
 ) -> CopyPlan:
     """Return the plan of `group` on `topology`.
 
     Args:
         order: the page order of this side.
         page_size: slots in a page of this side; None: the group's own.
+        num_pages: pages of the pool; only orders with regions need it.
 
     Raises:
         IncompatiblePlan: heads or an interleave that the topology cannot serve.
@@ -133,13 +155,17 @@ def plan(
     """
     if page_size is not None:
         group = dataclasses.replace(group, page_size=page_size)
-    held = [rows(group, topology, rank, order) for rank in range(topology.ranks)]
+    held = [
+        rows(group, topology, rank, order, num_pages=num_pages)
+        for rank in range(topology.ranks)
+    ]
     return CopyPlan(
         group,
         topology,
         order,
         runs=tuple(_joined(runs, group.record_nbytes) for runs in held),
         writers=tuple(_joined(runs, group.record_nbytes) for runs in _elect(held)),
+        num_pages=num_pages,
     )
 
 

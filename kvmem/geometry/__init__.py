@@ -3,8 +3,8 @@
 The first floor. Frozen, hashable dataclasses and arithmetic on them; no jax.
 """
 
-from kvmem.geometry import envelope, rope
-from kvmem.geometry.envelope import Entry, Envelope
+from kvmem.geometry import envelope, order, rope
+from kvmem.geometry.envelope import Entry, Envelope, Plane
 from kvmem.geometry.fields import DTYPES, Field, LayerSpec, np_dtype
 from kvmem.geometry.groups import LifecycleGroup, group_layers
 from kvmem.geometry.rope import Rope
@@ -19,11 +19,13 @@ __all__ = [
     "HeadShard",
     "LayerSpec",
     "LifecycleGroup",
+    "Plane",
     "Rope",
     "Term",
     "Topology",
     "envelope",
     "group_layers",
     "np_dtype",
+    "order",
     "rope",
 ]

@@ -1,12 +1,14 @@
 """The envelope: what the bytes of one page mean on one rank.
 
-The address law, here and nowhere else: the bytes of slot s of an entry stand at
-(page, entry.offset + s * entry.slot_stride), `entry.nbytes` of them, contiguous. A page
-order is a line of axis names, outermost first, so every order is one call of `build`.
+The address law, here and nowhere else: the bytes of slot s of an entry in page p stand
+at byte plane.base + p * plane.page_stride + entry.offset + s * entry.slot_stride of
+array plane.index, `entry.nbytes` of them, contiguous. A page order is a line of axis
+names, outermost first (`kvmem.geometry.order`), so every order is one call of `build`.
 
     build(group, Topology(tp=3), rank=1, order="layer head field token")
     # page [L, h, K/V, T, D]: one entry a (layer, head, field), whole rows of T * D
 
+Without a bar in its order an envelope has one plane, page p being row p of the pool.
 Offsets, strides and the page's size are multiples of 16 bytes, padding included, and
 are equal on every rank of a topology: only `head0` differs.
 """
@@ -18,27 +20,43 @@ import itertools
 from kvmem import errors
 from kvmem.geometry.fields import Field
 from kvmem.geometry.groups import LifecycleGroup
+from kvmem.geometry.order import AXES, ORDERS, Order, apart, parse, parse_order
 from kvmem.geometry.topology import Topology
 
-__all__ = ["ALIGNMENT", "AXES", "ORDERS", "Entry", "Envelope", "build", "parse_order"]
+__all__ = [
+    "ALIGNMENT",
+    "AXES",
+    "ORDERS",
+    "Entry",
+    "Envelope",
+    "Plane",
+    "apart",
+    "build",
+    "parse_order",
+]
 
 ALIGNMENT = 16
-AXES = ("layer", "field", "head", "token")
-ORDERS = {
-    "head_major": "layer head field token",
-    "token_major": "layer field token head",
-    "split_hnd": "layer field head token",
-    "packed_nhd": "layer token head field",
-    "packed_hnd": "layer head token field",
-    "slot_major": "token layer head field",
-}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane:
+    """Pages at even distances in array `index`: page p at base + p * page_stride."""
+
+    index: int
+    base: int
+    page_stride: int
+
+    def address(self, page: int) -> int:
+        """Return the byte of the array where `page` begins."""
+        return self.base + page * self.page_stride
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A run of heads of one field inside a page; `head0` is global.
 
-    Slot s of the entry is bytes [offset + s * slot_stride, + nbytes) of the page.
+    Slot s of the entry is bytes [offset + s * slot_stride, + nbytes) of its plane's
+    page.
     """
 
     field: Field
@@ -46,6 +64,7 @@ class Entry:
     slot_stride: int
     head0: int
     nheads: int
+    plane: Plane
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +72,7 @@ class Entry:
         return self.nheads * self.field.head_nbytes
 
     def address(self, slot: int) -> int:
-        """Return the byte offset of `slot` inside any page."""
+        """Return the byte offset of `slot` inside any page of its plane."""
         return self.offset + slot * self.slot_stride
 
 
@@ -65,6 +84,18 @@ class Envelope:
     page_size: int
     order: str
     nbytes: int
+
+    @functools.cached_property
+    def planes(self) -> tuple[Plane, ...]:
+        """The planes that a page is spread over, by array and base."""
+        found = {entry.plane for entry in self.entries}
+        return tuple(sorted(found, key=lambda plane: (plane.index, plane.base)))
+
+    @functools.cached_property
+    def plane_starts(self) -> tuple[int, ...]:
+        """Where each plane's page begins when a page's planes are laid end to end."""
+        sizes = [plane.page_stride for plane in self.planes]
+        return tuple(itertools.accumulate(sizes[:-1], initial=0))
 
     @property
     def payload_nbytes(self) -> int:
@@ -92,30 +123,13 @@ class Envelope:
         return found
 
 
-def parse_order(order: str) -> tuple[str, ...]:
-    """Return the axis names of a page order, outermost first.
-
-    Args:
-        order: a key of `ORDERS`, or its axes in words ("layer head field token").
-
-    Raises:
-        ConfigError: not a permutation of the four axes.
-    """
-    axes = tuple(ORDERS.get(order, order).split())
-    if sorted(axes) != sorted(AXES):
-        raise errors.ConfigError(
-            errors.say(
-                f"page order {order!r}",
-                f"an order names each of {', '.join(AXES)} once",
-                f"Use one of {', '.join(ORDERS)}",
-            )
-        )
-    return axes
-
-
 @functools.lru_cache(maxsize=1024)
 def build(
-    group: LifecycleGroup, topology: Topology, rank: int, order: str = "head_major"
+    group: LifecycleGroup,
+    topology: Topology,
+    rank: int,
+    order: str = "head_major",
+    num_pages: int | None = None,
 ) -> Envelope:
     """Return the envelope of `group` on one rank.
 
@@ -123,11 +137,16 @@ def build(
     where "head" is the innermost axis, else one head. Rows are laid down in the order
     of the axes, each padded to 16 bytes.
 
+    Args:
+        order: see `kvmem.geometry.order`.
+        num_pages: pages of the pool; only orders with regions need it.
+
     Raises:
-        ConfigError: unknown order or a rank outside the topology.
+        ConfigError: unknown order, a rank outside the topology, or regions without a
+            number of pages.
         IncompatiblePlan: heads that the topology can neither divide nor replicate.
     """
-    axes = parse_order(order)
+    parsed = parse(order)
     if not 0 <= rank < topology.ranks:
         raise errors.ConfigError(
             errors.say(
@@ -136,18 +155,21 @@ def build(
                 f"Give a rank below {topology.ranks}",
             )
         )
-    rows = _rows(group, topology, together=axes[-1] == "head")
-    offsets, nbytes = _lay_down(rows, axes, group.page_size)
+    rows = _rows(group, topology, together=parsed.page[-1] == "head")
+    places = _places(rows, parsed, group.page_size, num_pages)
     entries = tuple(
         Entry(
             field=row.field,
-            offset=offsets[row][0],
-            slot_stride=_slot_stride(offsets[row], row, nbytes),
+            offset=places[row].offsets[0],
+            slot_stride=_slot_stride(places[row], row),
             head0=topology.shard(row.field, rank).start + row.head,
             nheads=row.nheads,
+            plane=places[row].plane,
         )
         for row in rows
     )
+    planes = {place.plane for place in places.values()}
+    nbytes = sum(plane.page_stride for plane in planes)
     return Envelope(entries, group.page_size, order, nbytes)
 
 
@@ -165,6 +187,19 @@ class _Row:
     def padded_nbytes(self) -> int:
         return _round_up(self.nheads * self.field.head_nbytes)
 
+    def at(self, axes: tuple[str, ...], slot: int = 0) -> tuple[int, ...]:
+        """Return the place of a slot of this row along `axes`."""
+        at = {"layer": self.layer_at, "field": self.field_at, "head": self.head}
+        return tuple((at | {"token": slot})[axis] for axis in axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a row stands: its plane, and the byte of each slot in the plane's page."""
+
+    plane: Plane
+    offsets: tuple[int, ...]
+
 
 def _rows(group: LifecycleGroup, topology: Topology, together: bool) -> list[_Row]:
     """List a rank's rows in canonical order: layer, head, field."""
@@ -178,20 +213,40 @@ def _rows(group: LifecycleGroup, topology: Topology, together: bool) -> list[_Ro
     return sorted(rows, key=lambda r: (r.layer_at, r.head, r.field_at))
 
 
+def _places(
+    rows: list[_Row], order: Order, page_size: int, num_pages: int | None
+) -> dict[_Row, _Place]:
+    """Give every row its plane and offsets: planes by array, then by region."""
+    if bool(order.regions) != (num_pages is not None):
+        raise errors.ConfigError(
+            errors.say(
+                f"num_pages = {num_pages} with regions by {order.regions or 'no axis'}",
+                "a region begins behind all pages of the one before it, and nothing "
+                "else depends on their number",
+                "Give num_pages exactly where an order has two bars",
+            )
+        )
+    places: dict[_Row, _Place] = {}
+    arrays = sorted({row.at(order.arrays) for row in rows})
+    for index, array in enumerate(arrays):
+        inside = [row for row in rows if row.at(order.arrays) == array]
+        base = 0
+        for region in sorted({row.at(order.regions) for row in inside}):
+            own = [row for row in inside if row.at(order.regions) == region]
+            offsets, nbytes = _lay_down(own, order.page, page_size)
+            plane = Plane(index, base, nbytes)
+            places |= {row: _Place(plane, tuple(offsets[row])) for row in own}
+            base += nbytes * (num_pages or 0)
+    return places
+
+
 def _lay_down(
     rows: list[_Row], axes: tuple[str, ...], page_size: int
 ) -> tuple[dict[_Row, list[int]], int]:
     """Give every (row, slot) its byte offset, in the order of the axes."""
 
     def place(cell: tuple[_Row, int]) -> tuple[int, ...]:
-        row, slot = cell
-        at = {
-            "layer": row.layer_at,
-            "field": row.field_at,
-            "head": row.head,
-            "token": slot,
-        }
-        return tuple(at[axis] for axis in axes)
+        return cell[0].at(axes, cell[1])
 
     offsets: dict[_Row, list[int]] = {row: [] for row in rows}
     end = 0
@@ -201,11 +256,11 @@ def _lay_down(
     return offsets, end
 
 
-def _slot_stride(offsets: list[int], row: _Row, page_nbytes: int) -> int:
+def _slot_stride(place: _Place, row: _Row) -> int:
     """Return the one distance between neighbouring slots of a row."""
-    if len(offsets) == 1:
-        return page_nbytes
-    strides = {b - a for a, b in itertools.pairwise(offsets)}
+    if len(place.offsets) == 1:
+        return place.plane.page_stride
+    strides = {b - a for a, b in itertools.pairwise(place.offsets)}
     assert len(strides) == 1, f"slots of {row.field} are not evenly spaced"
     return strides.pop()
 

@@ -44,7 +44,8 @@ def attend(
     stands at position starts + i and sees positions 0 .. starts + i.
 
     Args:
-        pages: u8[P, E], the pages of one rank.
+        pages: u8[P, E], the pages of one rank; where layers have arrays of their own,
+            the pages of this layer.
         envelope: what the bytes of a page mean on this rank.
         layer: the layer's name in the envelope.
         q: [S, Q, H * G, D] queries, rotated; the G queries of a KV head adjacent.

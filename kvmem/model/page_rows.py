@@ -18,7 +18,7 @@ import math
 import numpy as np
 
 from kvmem.errors import IncompatiblePlan, say
-from kvmem.geometry import Envelope, np_dtype
+from kvmem.geometry import Envelope, Plane, np_dtype
 
 FLOATS = ("float32", "bfloat16", "float16")
 
@@ -69,12 +69,13 @@ def read_plan(envelope: Envelope, layer: str, name: str) -> ReadPlan:
     the plan takes the bytes token by token, in the longest runs that the order has.
     """
     addresses, nbytes, dtype = _addresses(envelope, layer, name)
+    page_nbytes = _plane_of(envelope, layer).page_stride
     slots = addresses - addresses[:, :1]
     head_first = bool((slots == np.arange(envelope.page_size) * nbytes).all())
     groups = addresses if head_first else addresses.T.reshape(1, -1)
     runs = [_merge(group, nbytes) for group in groups]
     sizes = [edge for group in runs for run in group for edge in run]
-    granule = math.gcd(envelope.nbytes, *sizes)
+    granule = math.gcd(page_nbytes, *sizes)
     rows = [
         [
             row
@@ -97,8 +98,9 @@ def read_plan(envelope: Envelope, layer: str, name: str) -> ReadPlan:
 def write_plan(envelope: Envelope, layer: str, name: str) -> WritePlan:
     """Plan the scatter of one slot of every local head of one field."""
     addresses, nbytes, dtype = _addresses(envelope, layer, name)
+    page_nbytes = _plane_of(envelope, layer).page_stride
     stride = envelope.entries_of(layer, name)[0].slot_stride
-    granule = math.gcd(envelope.nbytes, nbytes, stride, *addresses[:, 0].tolist())
+    granule = math.gcd(page_nbytes, nbytes, stride, *addresses[:, 0].tolist())
     return WritePlan(
         granule=granule,
         first=(addresses[:, 0] // granule).astype(np.int32),
@@ -107,6 +109,21 @@ def write_plan(envelope: Envelope, layer: str, name: str) -> WritePlan:
         head_dim=nbytes // dtype.itemsize,
         dtype=dtype,
     )
+
+
+def _plane_of(envelope: Envelope, layer: str) -> Plane:
+    """Return the one plane of a layer's rows: an array given as u8[P, E]."""
+    entries = [entry for entry in envelope.entries if entry.field.layer == layer]
+    planes = {entry.plane for entry in entries}
+    if len(planes) != 1 or (plane := planes.pop()).base:
+        raise IncompatiblePlan(
+            say(
+                f"attention over pages in order {envelope.order!r}",
+                f"the keys and values of a layer ({layer!r}) share a page of one array",
+                "Use an order with the field axis inside the page",
+            )
+        )
+    return plane
 
 
 def _addresses(

@@ -106,7 +106,11 @@ def make_step(envelope: Envelope, mesh: Mesh | None = None) -> StepFn:
     Args:
         envelope: rank 0's page; the pages of all ranks have equal offsets.
         mesh: where the ranks live; None: one device, by `vmap` if they are several.
+
+    Raises:
+        IncompatiblePlan: an envelope of several arrays.
     """
+    _require_one_array(envelope)
 
     def step(weights, pages, tokens, starts, num_new, table):
         _require_ranks(weights, pages)
@@ -183,6 +187,18 @@ def _require_mesh(mesh: Mesh | None, tp: int) -> None:
             f"Use jax.make_mesh(({tp},), ({AXIS!r},))",
         )
     )
+
+
+def _require_one_array(envelope: Envelope) -> None:
+    """Refuse an envelope whose layers do not share the pool's one array."""
+    if len(envelope.planes) > 1:
+        raise IncompatiblePlan(
+            say(
+                f"a step over pages in order {envelope.order!r}",
+                "an engine's pool is one array, and each layer is found in its pages",
+                "Use an order without a bar",
+            )
+        )
 
 
 def _require_ranks(weights: Weights, pages: jax.Array) -> None:

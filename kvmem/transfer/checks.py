@@ -7,6 +7,7 @@ import numpy as np
 
 from kvmem import errors
 from kvmem.canonical.plan import CopyPlan
+from kvmem.transfer.arrays import Pages, listed, num_pages
 from kvmem.transfer.window import Window
 
 __all__ = [
@@ -20,7 +21,7 @@ __all__ = [
 
 
 def page_table(
-    pages: jax.Array,
+    pages: Pages,
     page_ids: Sequence[int] | np.ndarray,
     plan: CopyPlan,
     window: Window,
@@ -55,37 +56,86 @@ def page_table(
             )
         )
     touched = ids[window.pages.start : window.pages.stop]
-    outside = touched[(touched < 0) | (touched >= pages.shape[1])]
+    held = num_pages(pages, plan)
+    outside = touched[(touched < 0) | (touched >= held)]
     if outside.size:
         raise errors.InvalidId(
             errors.say(
                 f"pages {outside.tolist()}",
-                f"the pool has physical pages 0 to {pages.shape[1] - 1}",
+                f"the pool has physical pages 0 to {held - 1}",
                 "Translate virtual pages first, and give only pages that are held",
             )
         )
     return ids.astype(np.int64)
 
 
-def pages_fit(pages: jax.Array, plan: CopyPlan) -> None:
-    """Refuse pages that are not a pool of the plan's ranks and page."""
-    if pages.ndim != 3 or pages.dtype != np.uint8:
-        raise errors.FormatMismatch(
-            errors.say(
-                f"pages of {pages.dtype}{pages.shape}",
-                "a pool is u8[ranks, pages, page bytes]",
-                "Give pool.pages",
-            )
-        )
-    if pages.sharding.shard_shape(pages.shape)[1:] != pages.shape[1:]:
+def pages_fit(pages: Pages, plan: CopyPlan) -> None:
+    """Refuse pages that are not a pool of the plan's ranks, arrays and page."""
+    arrays = listed(pages)
+    _declared(arrays, plan)
+    for index, array in enumerate(arrays):
+        _is_bytes(array, plan, index)
+        _split_over_ranks(array, plan)
+        _holds_pages(array, plan, index)
+    placed = {(array.sharding, _pages_in(array, plan)) for array in arrays}
+    if len(placed) > 1:
         raise errors.IncompatiblePlan(
             errors.say(
-                f"pages sharded by {pages.sharding}",
+                f"arrays placed or sized differently: {sorted(map(str, placed))}",
+                "a page id means the same page in every array of a pool",
+                "Give all arrays one sharding and one number of pages",
+            )
+        )
+
+
+def _declared(arrays: Sequence[jax.Array], plan: CopyPlan) -> None:
+    if len(arrays) != plan.num_arrays:
+        raise errors.FormatMismatch(
+            errors.say(
+                f"{len(arrays)} arrays with a plan for {plan.num_arrays} "
+                f"(order {plan.order!r})",
+                "what each array keeps is declared by the order, never guessed from "
+                "its shape",
+                'Make the plan with an order like "layer | token head field", or give '
+                "one array",
+            )
+        )
+
+
+def _is_bytes(array: jax.Array, plan: CopyPlan, index: int) -> None:
+    regions = _regions(plan, index)
+    is_pool = array.ndim == (3 if regions == 1 and plan.num_pages is None else 2)
+    if not is_pool or array.dtype != np.uint8:
+        shape = "[ranks, pages, page bytes]"
+        if plan.num_pages is not None:
+            shape = f"[ranks, bytes] with {regions} regions of {plan.num_pages} pages"
+        raise errors.FormatMismatch(
+            errors.say(
+                f"pages of {array.dtype}{array.shape}",
+                f"a pool is u8{shape}",
+                "Give pool.pages, or view the array as bytes",
+            )
+        )
+
+
+def _regions(plan: CopyPlan, index: int) -> int:
+    return sum(plane.index == index for plane in plan.planes)
+
+
+def _pages_in(array: jax.Array, plan: CopyPlan) -> int:
+    return array.shape[1] if array.ndim == 3 else plan.num_pages
+
+
+def _split_over_ranks(array: jax.Array, plan: CopyPlan) -> None:
+    if array.sharding.shard_shape(array.shape)[1:] != array.shape[1:]:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"pages sharded by {array.sharding}",
                 "a pool is split over its ranks and along no other axis",
                 'Shard pages with NamedSharding(mesh, PartitionSpec("tp"))',
             )
         )
-    ranks, _, page_nbytes = pages.shape
+    ranks = array.shape[0]
     if ranks != plan.topology.ranks:
         raise errors.IncompatiblePlan(
             errors.say(
@@ -94,10 +144,18 @@ def pages_fit(pages: jax.Array, plan: CopyPlan) -> None:
                 f"Make the plan for {ranks} ranks",
             )
         )
-    if page_nbytes < plan.page_nbytes:
+
+
+def _holds_pages(array: jax.Array, plan: CopyPlan, index: int) -> None:
+    planes = [plane for plane in plan.planes if plane.index == index]
+    needed, unit = planes[0].page_stride, "pages"
+    if array.ndim == 2:
+        needed = max(plane.address(plan.num_pages) for plane in planes)
+        unit = "an array"
+    if array.shape[-1] < needed:
         raise errors.FormatMismatch(
             errors.say(
-                f"pages of {page_nbytes} bytes with a plan for {plan.page_nbytes}",
+                f"{unit} of {array.shape[-1]} bytes with a plan for {needed}",
                 "a page holds its whole envelope",
                 "Make plan and pool from one group, page size and order",
             )

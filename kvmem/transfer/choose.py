@@ -9,9 +9,8 @@ in silence: a choice carries its reason, and an impossible wish is refused in wo
 
 from typing import NamedTuple
 
-import jax
-
 from kvmem import errors
+from kvmem.transfer.arrays import Pages, listed
 
 __all__ = ["IMPLEMENTATIONS", "Choice", "choose"]
 
@@ -25,7 +24,7 @@ class Choice(NamedTuple):
     reason: str
 
 
-def choose(pages: jax.Array, implementation: str = "auto") -> Choice:
+def choose(pages: Pages, implementation: str = "auto") -> Choice:
     """Return which executor serves these pages.
 
     Raises:
@@ -56,13 +55,16 @@ def choose(pages: jax.Array, implementation: str = "auto") -> Choice:
     )
 
 
-def _obstacle(pages: jax.Array) -> str | None:
+def _obstacle(pages: Pages) -> str | None:
     """Say why the host executor cannot reach these pages, None when it can."""
-    platforms = sorted({device.platform for device in pages.sharding.device_set})
+    arrays = listed(pages)
+    devices = [device for array in arrays for device in array.sharding.device_set]
+    platforms = sorted({device.platform for device in devices})
     if platforms != ["cpu"]:
         return f"the pool lies on {', '.join(platforms)}"
-    if not pages.is_fully_addressable:
+    if not all(array.is_fully_addressable for array in arrays):
         return "other processes hold some of the pool's ranks"
-    if pages.format.layout.major_to_minor != (0, 1, 2):
-        return f"its pages are not contiguous: {pages.format.layout}"
+    for array in arrays:
+        if array.format.layout.major_to_minor != tuple(range(array.ndim)):
+            return f"its pages are not contiguous: {array.format.layout}"
     return None

@@ -7,6 +7,8 @@ disjoint contributions, an import communicates nothing. Null page ids (one past 
 fill with zeros and drop.
 
     export_pages(pages u8[R, P, E], ids i32[n], tables) -> u8[n * page_tokens, record]
+
+Where a page is spread over planes, its parts are gathered end to end: one page again.
 """
 
 import functools
@@ -20,7 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from kvmem import errors
 from kvmem.canonical.plan import CopyPlan, Who
-from kvmem.canonical.units import expand, index
+from kvmem.canonical.units import index
+from kvmem.transfer.arrays import Pages, Part, as_given, listed, num_pages, parts
 from kvmem.transfer.window import Window
 
 __all__ = ["export_pages", "import_pages"]
@@ -30,15 +33,16 @@ class _Facts(NamedTuple):
     """Static sizes of one program."""
 
     unit_nbytes: int
-    page_nbytes: int
+    parts: tuple[Part, ...]
+    num_pages: int
     units_per_record: int
     page_tokens: int
-    of_pages: Sharding  # as the pool came, and goes
+    of_pages: Sharding | tuple[Sharding, ...]  # as the pool came, and goes
     over_ranks: NamedSharding | None  # None: each device holds all ranks
 
 
 def export_pages(
-    pages: jax.Array,
+    pages: Pages,
     page_ids: np.ndarray,
     plan: CopyPlan,
     window: Window,
@@ -50,22 +54,22 @@ def export_pages(
     """
     facts = _facts(pages, plan)
     table = _table(plan, who, facts, to_records=True)
-    padded = _export(pages, _bucket(page_ids, window, pages), table, facts)
+    padded = _export(pages, _bucket(page_ids, window, facts.num_pages), table, facts)
     first = window.first_token - window.pages.start * window.page_tokens
     return np.asarray(padded)[first : first + window.num_tokens]
 
 
 def import_pages(
-    pages: jax.Array,
+    pages: Pages,
     page_ids: np.ndarray,
     plan: CopyPlan,
     window: Window,
     records: np.ndarray,
-) -> jax.Array:
+) -> Pages:
     """Return pages whose every holder holds the records. Donates `pages`."""
     facts = _facts(pages, plan)
     table = _table(plan, "holders", facts, to_records=False)
-    ids = _bucket(page_ids, window, pages)
+    ids = _bucket(page_ids, window, facts.num_pages)
     first = window.first_token - window.pages.start * window.page_tokens
     padded = np.zeros((len(ids) * window.page_tokens, records.shape[1]), np.uint8)
     padded[first : first + window.num_tokens] = records
@@ -73,40 +77,42 @@ def import_pages(
     return _importer(facts)(pages, ids, padded, bounds, table)
 
 
-def _bucket(page_ids: np.ndarray, window: Window, pages: jax.Array) -> np.ndarray:
+def _bucket(page_ids: np.ndarray, window: Window, null_page: int) -> np.ndarray:
     """Pad the window's pages with null pages to a power of two: few programs."""
     touched = page_ids[window.pages.start : window.pages.stop]
     bucket = 1 << (len(touched) - 1).bit_length()
-    ids = np.full(bucket, pages.shape[1], np.int32)
+    ids = np.full(bucket, null_page, np.int32)
     ids[: len(touched)] = touched
     return ids
 
 
-def _facts(pages: jax.Array, plan: CopyPlan) -> _Facts:
+def _facts(pages: Pages, plan: CopyPlan) -> _Facts:
     unit = plan.unit_nbytes
+    shardings = [array.sharding for array in listed(pages)]
     return _Facts(
         unit,
-        plan.page_nbytes,
+        parts(pages, plan),
+        num_pages(pages, plan),
         plan.record_nbytes // unit,
         plan.page_tokens,
-        pages.sharding,
-        _over_ranks(pages),
+        as_given(shardings, pages),
+        _over_ranks(shardings[0]),
     )
 
 
-def _over_ranks(pages: jax.Array) -> NamedSharding | None:
+def _over_ranks(sharding: Sharding) -> NamedSharding | None:
     """Return the sharding of a pool over mesh axes, None when nothing is split."""
-    if pages.sharding.is_fully_replicated:
+    if sharding.is_fully_replicated:
         return None
-    if not isinstance(pages.sharding, NamedSharding):
+    if not isinstance(sharding, NamedSharding):
         raise errors.IncompatiblePlan(
             errors.say(
-                f"pages sharded by {pages.sharding}",
+                f"pages sharded by {sharding}",
                 "a program over ranks needs the name of their mesh axis",
                 'Shard pages with NamedSharding(mesh, PartitionSpec("tp"))',
             )
         )
-    return NamedSharding(pages.sharding.mesh, PartitionSpec(pages.sharding.spec[0]))
+    return NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0]))
 
 
 @functools.lru_cache(maxsize=64)
@@ -117,7 +123,7 @@ def _table(plan: CopyPlan, who: Who, facts: _Facts, to_records: bool) -> jax.Arr
     canonical_units = plan.page_tokens * plan.record_nbytes // unit
     tables = []
     for runs in plan.lists(who):
-        local, canonical = expand(runs, unit)
+        local, canonical = plan.units_of(runs)
         if to_records:
             tables.append(index(canonical, local, canonical_units, local_units))
         else:
@@ -139,11 +145,9 @@ def _map_ranks(body: Callable, facts: _Facts, in_ranks: str, out_ranks: bool):
 
 
 @functools.partial(jax.jit, static_argnames="facts")
-def _export(
-    pages: jax.Array, ids: jax.Array, table: jax.Array, facts: _Facts
-) -> jax.Array:
-    def body(pages, ids, table):  # u8[r, P, E], i32[n], i32[r, C]
-        rows = _gather(pages, ids)[..., : facts.page_nbytes]
+def _export(pages: Pages, ids: jax.Array, table: jax.Array, facts: _Facts) -> jax.Array:
+    def body(pages, ids, table):  # u8[r, P, E] or a tuple, i32[n], i32[r, C]
+        rows = _joined(_gather(pages, ids, facts), facts)
         words = _words(rows, facts.unit_nbytes)  # [r, n, U, w]
         ranks, n, units, width = words.shape
         # Each canonical unit has one writer: its place in the ranks' units end to end.
@@ -165,24 +169,23 @@ def _importer(facts: _Facts) -> Callable:
 
 
 def _import(
-    pages: jax.Array,
+    pages: Pages,
     ids: jax.Array,
     records: jax.Array,
     bounds: jax.Array,
     table: jax.Array,
     facts: _Facts,
-) -> jax.Array:
+) -> Pages:
     def body(pages, ids, records, bounds, table):  # table: i32[r, U]
-        rows = _gather(pages, ids)  # u8[r, n, E]
-        old = _words(rows[..., : facts.page_nbytes], facts.unit_nbytes)  # [r, n, U, w]
+        rows = _gather(pages, ids, facts)  # u8[r, n, E] a plane
+        old = _words(_joined(rows, facts), facts.unit_nbytes)  # [r, n, U, w]
         source = _words(records.reshape(ids.size, -1), facts.unit_nbytes)  # [n, C, w]
         new = jnp.take(source, table.reshape(-1), axis=1, mode="fill", fill_value=0)
         new = jnp.moveaxis(new.reshape(ids.size, *table.shape, -1), 1, 0)
         taken = jnp.moveaxis(_taken(table, ids.size, bounds, facts), 1, 0)
         mixed = _bytes(jnp.where(taken[..., None], new, old))
-        whole = mixed.reshape(*rows.shape[:2], -1)
-        whole = jnp.concatenate([whole, rows[..., facts.page_nbytes :]], axis=2)
-        return pages.at[:, ids].set(whole, mode="drop")
+        joined = mixed.reshape(*rows[0].shape[:2], -1)
+        return _scatter(pages, ids, _parted(joined, rows, facts), facts)
 
     run = _map_ranks(body, facts, "r...r", out_ranks=True)
     return run(pages, ids, records, bounds, table)
@@ -199,8 +202,52 @@ def _taken(
     return inside & (token < facts.page_tokens)[None]
 
 
-def _gather(pages: jax.Array, ids: jax.Array) -> jax.Array:
-    return jnp.take(pages, ids, axis=1, mode="fill", fill_value=0)
+def _gather(pages: Pages, ids: jax.Array, facts: _Facts) -> list[jax.Array]:
+    """Return u8[r, n, page_stride] for each plane: the pages of `ids`."""
+    arrays = listed(pages)
+    views = [_view(arrays[part.array], part, facts) for part in facts.parts]
+    return [jnp.take(view, ids, axis=1, mode="fill", fill_value=0) for view in views]
+
+
+def _scatter(
+    pages: Pages, ids: jax.Array, rows: list[jax.Array], facts: _Facts
+) -> Pages:
+    """Return the arrays with the pages of `ids` replaced in every plane."""
+    arrays = list(listed(pages))
+    for part, new in zip(facts.parts, rows, strict=True):
+        array = arrays[part.array]
+        view = _view(array, part, facts).at[:, ids].set(new, mode="drop")
+        if array.ndim == 2:
+            flat = view.reshape(view.shape[0], -1)
+            view = jax.lax.dynamic_update_slice(array, flat, (0, part.base))
+        arrays[part.array] = view
+    return as_given(arrays, pages)
+
+
+def _view(array: jax.Array, part: Part, facts: _Facts) -> jax.Array:
+    """View a plane as u8[r, P, page_stride]."""
+    if array.ndim == 3:
+        return array
+    stop = part.base + facts.num_pages * part.page_stride
+    return array[:, part.base : stop].reshape(array.shape[0], facts.num_pages, -1)
+
+
+def _joined(rows: list[jax.Array], facts: _Facts) -> jax.Array:
+    """Lay the planes of each page end to end: u8[r, n, page bytes]."""
+    ends = [
+        row[..., : part.nbytes] for row, part in zip(rows, facts.parts, strict=True)
+    ]
+    return jnp.concatenate(ends, axis=2)
+
+
+def _parted(joined: jax.Array, rows: list[jax.Array], facts: _Facts) -> list[jax.Array]:
+    """Cut joined pages into planes again, each with the spare bytes of its rows."""
+    parted, start = [], 0
+    for row, part in zip(rows, facts.parts, strict=True):
+        own = joined[..., start : start + part.nbytes]
+        parted.append(jnp.concatenate([own, row[..., part.nbytes :]], axis=2))
+        start += part.nbytes
+    return parted
 
 
 def _words(rows: jax.Array, unit_nbytes: int) -> jax.Array:

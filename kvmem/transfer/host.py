@@ -20,6 +20,7 @@ import numpy as np
 
 from kvmem.canonical.grid import RunGrid, grids
 from kvmem.canonical.plan import CopyPlan, Who
+from kvmem.transfer.arrays import Pages, Part, as_given, listed, parts
 from kvmem.transfer.window import Window
 
 __all__ = ["export_pages", "import_pages"]
@@ -30,14 +31,13 @@ Copy = Callable[[np.ndarray, np.ndarray], None]  # (pages' bytes, records' bytes
 class _Lane(NamedTuple):
     """One grid of the ranks that share a block of memory."""
 
-    memory: np.ndarray  # u8[ranks * pages * page_nbytes]
-    num_pages: int
-    page_nbytes: int
+    memory: np.ndarray  # u8[ranks * bytes of a rank]
+    part: Part
     grid: RunGrid
 
 
 def export_pages(
-    pages: jax.Array,
+    pages: Pages,
     page_ids: np.ndarray,
     plan: CopyPlan,
     window: Window,
@@ -48,41 +48,40 @@ def export_pages(
     """Copy the bytes of the elected writers, or of one rank, out of pages.
 
     Args:
-        pages: u8[R, P, E] in this process's memory.
+        pages: u8[R, P, E] in this process's memory, or an array a plane.
         page_ids: i64[M], physical pages by table position.
         records: u8[num_tokens, record], C-contiguous; bytes not moved are kept.
     """
-    shards = {}
-    for shard in pages.addressable_shards:
-        shards[shard.index] = shard  # equal copies of the same ranks: any of them
-    lanes = [
-        lane
-        for index, shard in shards.items()
-        for lane in _lanes(np.asarray(shard.data), index, plan, who)  # waits for it
-    ]
+    arrays, lanes = listed(pages), []
+    for plane, part in enumerate(parts(pages, plan)):
+        shards = {}
+        for shard in arrays[part.array].addressable_shards:
+            shards[shard.index] = shard  # equal copies of the same ranks: any of them
+        for index, shard in shards.items():
+            memory = np.asarray(shard.data)  # waits for it
+            lanes += _lanes(memory, index, plan, who, plane, part)
     _move(lanes, page_ids, window, records, threads, _to_records)
 
 
 def import_pages(
-    pages: jax.Array,
+    pages: Pages,
     page_ids: np.ndarray,
     plan: CopyPlan,
     window: Window,
     records: np.ndarray,
     threads: int = 1,
-) -> jax.Array:
+) -> Pages:
     """Copy records into the pages of every holder.
 
     Donates `pages`: the bytes stay where they are, under the array that is returned.
     """
-    pages = _claim(pages)
-    lanes = [
-        lane
-        for shard in pages.addressable_shards
-        for lane in _lanes(_writable(shard.data), shard.index, plan, "holders")
-    ]
+    arrays, lanes = [_claim(array) for array in listed(pages)], []
+    for plane, part in enumerate(parts(arrays, plan)):
+        for shard in arrays[part.array].addressable_shards:
+            memory = _writable(shard.data)
+            lanes += _lanes(memory, shard.index, plan, "holders", plane, part)
     _move(lanes, page_ids, window, records, threads, _to_pages)
-    return pages
+    return as_given(arrays, pages)
 
 
 def _to_records(local: np.ndarray, record: np.ndarray) -> None:
@@ -124,19 +123,24 @@ def _writable(shard: jax.Array) -> np.ndarray:
 
 
 def _lanes(
-    memory: np.ndarray, index: tuple[slice, ...], plan: CopyPlan, who: Who
+    memory: np.ndarray,
+    index: tuple[slice, ...],
+    plan: CopyPlan,
+    who: Who,
+    plane: int,
+    part: Part,
 ) -> list[_Lane]:
-    """Return the lanes of one shard, u8[ranks, P, E]."""
-    ranks, num_pages, page_nbytes = memory.shape
+    """Return the lanes of one plane in one shard, u8[ranks, ...]."""
+    ranks = memory.shape[0]
     first = index[0].start or 0
-    found = _grids(plan, who, first, ranks, num_pages * page_nbytes)
     flat = memory.reshape(-1)
-    return [_Lane(flat, num_pages, page_nbytes, grid) for grid in found]
+    found = _grids(plan, who, plane, first, ranks, flat.size // ranks)
+    return [_Lane(flat, part, grid) for grid in found]
 
 
 @functools.lru_cache(maxsize=1024)
 def _grids(
-    plan: CopyPlan, who: Who, first: int, ranks: int, rank_nbytes: int
+    plan: CopyPlan, who: Who, plane: int, first: int, ranks: int, rank_nbytes: int
 ) -> tuple[RunGrid, ...]:
     """Fold the runs of ranks that lie one after another: one copy for all of them."""
     lists = plan.lists(who)[first : first + ranks]
@@ -144,6 +148,7 @@ def _grids(
         dataclasses.replace(run, local_offset=run.local_offset + i * rank_nbytes)
         for i, runs in enumerate(lists)
         for run in runs
+        if run.plane == plane
     ]
     return grids(moved, plan.record_nbytes)
 
@@ -163,8 +168,9 @@ def _move(
     whole = window.whole_pages
     if not whole:
         return
-    views = [(_pages(lane), _records(lane, window, records)) for lane in lanes]
     ids = page_ids[whole.start : whole.stop].tolist()
+    last = max(ids)
+    views = [(_pages(lane, last), _records(lane, window, records)) for lane in lanes]
 
     def move_some(some: range) -> None:
         for i in some:
@@ -180,15 +186,15 @@ def _move(
         list(pool.map(move_some, shares))  # list: errors of a thread are raised
 
 
-def _pages(lane: _Lane) -> np.ndarray:
-    """Return u8[P, *grid]: a lane's bytes in every page."""
-    grid = lane.grid
+def _pages(lane: _Lane, last: int) -> np.ndarray:
+    """Return u8[last + 1, *grid]: a lane's bytes in every page up to the last."""
+    grid, part = lane.grid, lane.part
     return np.ndarray(
-        (lane.num_pages, *grid.shape),
+        (last + 1, *grid.shape),
         np.uint8,
         lane.memory,
-        grid.corner.local_offset,
-        (lane.page_nbytes, *grid.local_strides),
+        part.base + grid.corner.local_offset,
+        (part.page_stride, *grid.local_strides),
     )
 
 
@@ -228,7 +234,7 @@ def _cut(
             shape,
             np.uint8,
             lane.memory,
-            page_id * lane.page_nbytes + run.local_offset,
+            lane.part.base + page_id * lane.part.page_stride + run.local_offset,
             lane.grid.local_strides,
         ),
         np.ndarray(

@@ -12,14 +12,13 @@ Every argument is checked before a byte moves, so a refused import changes nothi
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from kvmem import errors
 from kvmem.canonical.judge import Objection, judge
 from kvmem.canonical.plan import CopyPlan
-from kvmem.canonical.units import expand
 from kvmem.transfer import checks, device, host
+from kvmem.transfer.arrays import Pages
 from kvmem.transfer.choose import choose
 from kvmem.transfer.window import Window
 
@@ -29,7 +28,7 @@ PageIds = Sequence[int] | np.ndarray
 
 
 def export_records(
-    pages: jax.Array,
+    pages: Pages,
     page_ids: PageIds,
     plan: CopyPlan,
     num_tokens: int,
@@ -43,7 +42,8 @@ def export_records(
     """Return the records of tokens [first_token, first_token + num_tokens).
 
     Args:
-        pages: u8[R, P, E], on one device or split over its ranks.
+        pages: u8[R, P, E], on one device or split over its ranks; a tuple where the
+            plan's order has several arrays.
         page_ids: physical pages of the sequence by table position; positions that hold
             none of the tokens are not looked at.
         out: u8[num_tokens, record] to fill, C-contiguous; None: a new array.
@@ -56,6 +56,7 @@ def export_records(
         InvalidId: a table too short, or a page outside the pool.
         CorruptPage: `verify_replicas` found holders that differ; names the ranks.
     """
+    pages = tuple(pages) if isinstance(pages, list) else pages
     window = Window(first_token, num_tokens, plan.page_tokens)
     ids = checks.page_table(pages, page_ids, plan, window)
     if out is None:
@@ -76,7 +77,7 @@ def export_records(
 
 
 def import_records(
-    pages: jax.Array,
+    pages: Pages,
     page_ids: PageIds,
     records: np.ndarray,
     plan: CopyPlan,
@@ -84,13 +85,14 @@ def import_records(
     *,
     implementation: str = "auto",
     threads: int = 1,
-) -> jax.Array:
+) -> Pages:
     """Write records into the slots of their tokens, on every holder. Donates `pages`.
 
     Bytes of other tokens and padding keep their values.
 
     Args:
-        pages: u8[R, P, E], on one device or split over its ranks.
+        pages: u8[R, P, E], on one device or split over its ranks; a tuple where the
+            plan's order has several arrays.
         page_ids: physical pages by table position, as for `export_records`.
         records: u8[num_tokens, record]; row 0 is token `first_token` of the table.
 
@@ -98,6 +100,7 @@ def import_records(
         FormatMismatch: records of another length or dtype than the plan's.
         InvalidId: a table too short, a page outside the pool, or one page twice.
     """
+    pages = tuple(pages) if isinstance(pages, list) else pages
     window = Window(first_token, len(records), plan.page_tokens)
     checks.records_fit(records, plan, len(records), "records")
     ids = checks.page_table(pages, page_ids, plan, window)
@@ -136,7 +139,7 @@ def _verify(chosen, pages, ids, plan, window, records) -> None:
 
 def _held(plan: CopyPlan, rank: int, window: Window) -> np.ndarray:
     """Return bool[num_tokens, record]: the bytes that `rank` holds."""
-    _, canonical = expand(plan.runs[rank], plan.unit_nbytes)
+    _, canonical = plan.units_of(plan.runs[rank])
     units = plan.record_nbytes // plan.unit_nbytes
     held = np.zeros(plan.page_tokens * units, bool)
     held[canonical] = True

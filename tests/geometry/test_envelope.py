@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from kvmem import errors
-from kvmem.geometry import LayerSpec, Topology, envelope, group_layers
+from kvmem.geometry import LayerSpec, Plane, Topology, envelope, group_layers
 
 T = 4
 
@@ -81,6 +81,55 @@ def test_orders_put_their_axes_where_they_say():
     assert (v0.offset, k1.offset, k0.slot_stride) == (row, 2 * row, 8 * row)
     slot_major = envelope.build(made, Topology(), 0, "slot_major")
     assert slot_major.entries[0].slot_stride == made.record_nbytes
+
+
+def test_an_order_without_a_bar_has_one_plane_that_is_the_page():
+    for order in envelope.ORDERS:
+        built = envelope.build(group(), Topology(2), 1, order)
+        assert built.planes == (Plane(0, 0, built.nbytes),)
+        assert built.plane_starts == (0,)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 8])
+def test_an_array_a_layer_holds_the_page_of_a_group_of_that_layer(tp):
+    made = group(layers=3, v_dim=4)
+    for order in envelope.ORDERS:
+        apart = envelope.build(made, Topology(tp), 0, envelope.apart(order, "layer"))
+        alone = envelope.build(group(layers=1, v_dim=4), Topology(tp), 0, order)
+        stride = alone.nbytes
+        assert apart.planes == tuple(Plane(i, 0, stride) for i in range(3))
+        assert apart.plane_starts == (0, stride, 2 * stride)
+        assert apart.nbytes == 3 * stride
+        for index, layer in enumerate(made.layers):
+            for name in ("k", "v"):
+                got = apart.entries_of(layer.name, name)
+                want = alone.entries_of("l0", name)
+                assert {e.plane.index for e in got} == {index}
+                assert [(e.offset, e.slot_stride, e.nheads) for e in got] == [
+                    (e.offset, e.slot_stride, e.nheads) for e in want
+                ]
+
+
+def test_a_region_begins_behind_every_page_of_the_one_before():
+    made = group(v_dim=4)
+    built = envelope.build(made, Topology(), 0, "layer | field | token head", 10)
+    k, v = T * 4 * 32, T * 4 * 16
+    assert built.planes == (
+        Plane(0, 0, k),
+        Plane(0, 10 * k, v),
+        Plane(1, 0, k),
+        Plane(1, 10 * k, v),
+    )
+    assert built.planes[1].address(3) == 10 * k + 3 * v
+    assert built.nbytes == 2 * (k + v)
+
+
+@pytest.mark.parametrize(
+    "order, num_pages", [("layer | field | token head", None), ("packed_nhd", 10)]
+)
+def test_regions_and_a_number_of_pages_come_together(order, num_pages):
+    with pytest.raises(errors.ConfigError, match="exactly where an order has two bars"):
+        envelope.build(group(), Topology(), 0, order, num_pages)
 
 
 def test_keys_and_values_may_have_different_widths():

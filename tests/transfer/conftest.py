@@ -1,6 +1,7 @@
 """Pools filled without a mapping: pages sliced from a logical array, at random ids."""
 
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -18,7 +19,7 @@ SPARE_PAGES = 5
 class Side:
     """One engine's pool, its page table, and what its tokens should be."""
 
-    pages: jax.Array  # u8[R, P, E]
+    pages: jax.Array | tuple[jax.Array, ...]  # u8[R, P, E], or an array a plane
     page_ids: np.ndarray  # i64[M]
     plan: CopyPlan
     records: np.ndarray  # u8[tokens of the whole pages, record]
@@ -64,8 +65,51 @@ class Builders:
         records = self.oracle.records(plan.group, logical)
         return Side(self.put(pages, place), page_ids, plan, records)
 
+    def planes(
+        self, topology, order, page_size=4, num_tokens=48, filled=True, spare_nbytes=0,
+        place="one device", **group,
+    ) -> Side:  # fmt: skip
+        """Return a side whose order has bars: each plane sliced by itself."""
+        *outside, page = (part.split() for part in order.split("|"))
+        arrays, regions = (*outside, [], [])[:2]
+        facts = self.group(page_size=page_size, **group)
+        table_pages = num_tokens // (page_size * topology.dcp)
+        num_pages = table_pages + SPARE_PAGES
+        rng = np.random.default_rng(11)
+        page_ids = rng.permutation(num_pages)[:table_pages]
+        logical = self.oracle.logical(facts, num_tokens)
+        places = {
+            "layer": [layer.name for layer in facts.layers],
+            "field": ["k", "v"],
+        }
+        made = []
+        for array in itertools.product(*(places[axis] for axis in arrays)):
+            blocks = []
+            for region in itertools.product(*(places[axis] for axis in regions)):
+                names = zip((*arrays, *regions), (*array, *region), strict=True)
+                only = {axis: [name] for axis, name in names}
+                axes = " ".join((*arrays, *regions, *page))
+                sliced = self.oracle.pages(facts, logical, topology, axes, **only)
+                spare = 0 if regions else spare_nbytes
+                shape = (topology.ranks, num_pages, sliced.shape[2] + spare)
+                block = rng.integers(0, 256, shape, np.uint8)
+                if filled:
+                    block[:, page_ids, : sliced.shape[2]] = sliced
+                blocks.append(block)
+            if regions:
+                flat = [block.reshape(topology.ranks, -1) for block in blocks]
+                made.append(np.concatenate(flat, axis=1))
+            else:
+                made.append(blocks[0])
+        plan = canonical.plan(
+            facts, topology, order, num_pages=num_pages if regions else None
+        )
+        pages = tuple(self.put(array, place) for array in made)
+        records = self.oracle.records(facts, logical)
+        return Side(pages, page_ids, plan, records)
+
     @staticmethod
-    def put(pages: np.ndarray, place: str) -> jax.Array:
+    def put(pages: np.ndarray, place: str = "one device") -> jax.Array:
         """Place a pool: "one device", or "N auto" / "N explicit" devices of a mesh."""
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         if place != "one device":
