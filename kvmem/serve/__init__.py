@@ -14,7 +14,11 @@ __all__ = [
     "Completion",
     "Delta",
     "Engine",
+    "EngineStats",
+    "Identity",
+    "Image",
     "Output",
+    "ResetReport",
     "SamplingParams",
     "ServeConfig",
 ]
@@ -23,7 +27,11 @@ _HOMES = {
     "Engine": "kvmem.serve.engine",
     "Completion": "kvmem.serve.request",
     "Delta": "kvmem.serve.request",
+    "EngineStats": "kvmem.serve.stats",
+    "Identity": "kvmem.serve.identity",
+    "Image": "kvmem.serve.identity",
     "Output": "kvmem.serve.request",
+    "ResetReport": "kvmem.serve.stats",
     "SamplingParams": "kvmem.serve.request",
 }
 

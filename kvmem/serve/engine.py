@@ -25,8 +25,9 @@ from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.model.loaded import LoadedModel
 from kvmem.prefix import PrefixCache
-from kvmem.serve import compile_cache, sampler
+from kvmem.serve import choose, compile_cache, sampler
 from kvmem.serve.buckets import Bucket, ServeConfig, declare
+from kvmem.serve.identity import PLAIN, Identity
 from kvmem.serve.page_table import Accounts, PageTable
 from kvmem.serve.recall import Recall, Records
 from kvmem.serve.request import (
@@ -35,9 +36,9 @@ from kvmem.serve.request import (
     Output,
     SamplingParams,
     Sequence,
-    TokenLogprobs,
 )
 from kvmem.serve.scheduler import Scheduler, Work
+from kvmem.serve.stats import Counts, EngineStats, ResetReport
 from kvmem.serve.step import Stepper
 from kvmem.store import PageStore
 
@@ -102,6 +103,7 @@ class Engine:
         self.records_of = Records(plan, ledger)
         self.recall = Recall(store, self.records_of) if store is not None else None
         self._checked = checked
+        self._counts = Counts()
         self._eos = frozenset(self.tokenizer.eos_ids)
         self._ids = itertools.count()
         self._samples: dict[int, list[Sequence]] = {}
@@ -126,12 +128,14 @@ class Engine:
         self,
         prompts: Prompt | Iterable[Prompt],
         sampling: SamplingParams | ListLike[SamplingParams] | None = None,
+        identity: Identity | ListLike[Identity] = PLAIN,
     ) -> list[Output]:
         """Answer prompts together; return their outputs in the same order.
 
         Args:
             prompts: texts or lists of token ids; one or many.
             sampling: for all of them, or one a prompt; None: greedy, 16 tokens.
+            identity: of all of them, or one a prompt; see `Identity`.
 
         Raises:
             OutOfPages, ConfigError: a request that can never run; then none has begun.
@@ -140,10 +144,13 @@ class Engine:
         one_each = [sampling or SamplingParams()] * len(prompts)
         if sampling is not None and not isinstance(sampling, SamplingParams):
             one_each = list(sampling)
+        whose = [identity] * len(prompts)
+        if not isinstance(identity, Identity):
+            whose = list(identity)
         begun: list[int] = []
         try:
-            for prompt, params in zip(prompts, one_each, strict=True):
-                begun.append(self.add(prompt, params))
+            for request in zip(prompts, one_each, whose, strict=True):
+                begun.append(self.add(*request))
             while any(request_id not in self._done for request_id in begun):
                 self.step()
         except BaseException:
@@ -154,10 +161,13 @@ class Engine:
         return [self.take_output(request_id) for request_id in begun]
 
     def stream(
-        self, prompt: Prompt, sampling: SamplingParams | None = None
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        identity: Identity = PLAIN,
     ) -> Iterator[Delta]:
         """Yield tokens of one request as they come; leaving early aborts it."""
-        request_id = self.add(prompt, sampling)
+        request_id = self.add(prompt, sampling, identity)
         try:
             while request_id not in self._done:
                 for delta in self.step():
@@ -167,19 +177,29 @@ class Engine:
             self.abort(request_id)
             self._done.pop(request_id, None)
 
-    def add(self, prompt: Prompt, sampling: SamplingParams | None = None) -> int:
+    def add(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        identity: Identity = PLAIN,
+    ) -> int:
         """Queue a request; return its id.
+
+        Args:
+            prompt: a text, or token ids.
+            sampling: None: greedy, 16 tokens.
+            identity: whose text it is; only equal identities share memory.
 
         Raises:
             OutOfPages: it could never fit the pool.
-            ConfigError: it is outside what this engine serves.
+            ConfigError: it is outside what this engine serves, or for other weights.
             InvalidId: a token id outside the vocabulary.
         """
         sampling = sampling or SamplingParams()
         prompt_ids = self._prompt_ids(prompt)
         request_id = next(self._ids)
         stream = self.tokenizer.stream()
-        leader = Sequence(request_id, 0, prompt_ids, sampling, stream)
+        leader = Sequence(request_id, 0, prompt_ids, sampling, stream, identity)
         self.scheduler.add(leader)
         self._samples[request_id] = [leader]
         return request_id
@@ -187,8 +207,10 @@ class Engine:
     def step(self) -> list[Delta]:
         """Run one prefill chunk or one decode batch; return the tokens it gave."""
         _require_outside_of_traces()
-        for sequence in self.scheduler.admit():
-            self._fetch(sequence)
+        for sequence, is_first in self.scheduler.admit():
+            reason = self._fetch(sequence, is_first)
+            if is_first:
+                self._counts.admitted(sequence, reason)
         work = self.scheduler.plan()
         if work is None:
             self._require_progress()
@@ -211,6 +233,42 @@ class Engine:
         if going:
             self._conclude(request_id)
         return bool(going)
+
+    def reset(self, weights_epoch: int | None = None) -> ResetReport:
+        """Forget every cached page, because the weights have changed; say what it did.
+
+        Sequences that run keep their pages, which are named in the report, and what
+        they computed is neither cached nor stored. Waiting ones begin under the new
+        weights. The store is left alone: its keys name the epoch.
+
+        Args:
+            weights_epoch: of the weights now; None: one more than before.
+
+        Raises:
+            ConfigError: a negative epoch.
+        """
+        epoch = self.scheduler.weights_epoch + 1
+        epoch = epoch if weights_epoch is None else weights_epoch
+        PLAIN.at_epoch(epoch)  # refuses what is no epoch
+        cleared = self.scheduler.reset(epoch)
+        in_use = {v for s in self.scheduler.running for v in s.vpages}
+        return ResetReport(
+            weights_epoch=epoch,
+            num_freed=len(cleared.freed),
+            still_in_use=tuple(sorted(in_use)),
+            running=tuple(sorted({s.request_id for s in self.scheduler.running})),
+        )
+
+    def stats(self) -> EngineStats:
+        """Return what was found again and why not, and where every page is."""
+        return self._counts.stats(
+            self.accounts,
+            waiting=len(self.scheduler.waiting),
+            running=len(self.scheduler.running),
+            preempted=self.scheduler.num_preempted,
+            evicted_pages=self.table.num_evicted,
+            weights_epoch=self.scheduler.weights_epoch,
+        )
 
     def take_output(self, request_id: int) -> Output:
         """Return the output of a finished request, and forget it.
@@ -278,16 +336,22 @@ class Engine:
             )
         return ids
 
-    def _fetch(self, sequence: Sequence) -> None:
-        """Fill an admitted sequence's pages from the store, as far as it has them."""
+    def _fetch(self, sequence: Sequence, is_first: bool) -> str | None:
+        """Fill an admitted sequence's pages from the store, as far as it has them.
+
+        Returns:
+            Why the store's part ends where it does; None without a store.
+        """
         if self.recall is None:
-            return
+            return None
         self.pool = self.table.apply(self.pool)
         self.pool, fetched = self.recall.fetch(self.pool, sequence)
         sequence.num_computed += fetched.num_tokens
-        sequence.stored_tokens = min(
-            fetched.num_tokens, sequence.num_prompt - sequence.cached_tokens
-        )
+        if is_first:
+            sequence.stored_tokens = min(
+                fetched.num_tokens, sequence.num_prompt - sequence.cached_tokens
+            )
+        return fetched.reason
 
     def _run(self, work: Work) -> jax.Array:
         """Compute the rows of `work`; return logits, one row a bucket row."""
@@ -318,38 +382,13 @@ class Engine:
         self, logits: jax.Array, choosing: list[tuple[Sequence, int]]
     ) -> list[Delta]:
         """Take the next token of each sequence from its row of logits."""
-        tokens, logprobs = self._next_tokens(logits, choosing)
+        tokens, logprobs = choose.next_tokens(logits, choosing, self.buckets)
         deltas = []
         for (sequence, _), token, probs in zip(choosing, tokens, logprobs, strict=True):
             deltas.append(sequence.accept(int(token), self._eos, probs))
             if sequence.finish_reason:
                 self._finish(sequence)
         return deltas
-
-    def _next_tokens(
-        self, logits: jax.Array, choosing: list[tuple[Sequence, int]]
-    ) -> tuple[np.ndarray, list[TokenLogprobs | None]]:
-        """Return a token a sequence, and its log-probabilities where asked for."""
-        asked = [sequence.sampling for sequence, _ in choosing]
-        rows = np.asarray([row for _, row in choosing])
-        is_greedy = all(params.temperature == 0 for params in asked)
-        wants_probs = any(params.logprobs is not None for params in asked)
-        if is_greedy and not wants_probs:
-            return np.asarray(sampler.greedy(logits))[rows], [None] * len(rows)
-        width = self.buckets.decode(len(rows), 1).rows
-        logits = sampler.take_rows(logits, rows, width)
-        if is_greedy:
-            tokens = sampler.greedy(logits)
-        else:
-            keys = [
-                sampler.RowKey(s.sampling, s.sample, len(s.tokens)) for s, _ in choosing
-            ]
-            tokens = sampler.sample(logits, sampler.pack_rows(keys, width))
-        found: list[TokenLogprobs | None] = [None] * len(rows)
-        if wants_probs:
-            values = map(np.asarray, sampler.log_probabilities(logits, tokens))
-            found = _logprobs(asked, *values)
-        return np.asarray(tokens)[: len(rows)], found
 
     def _finish(self, sequence: Sequence) -> None:
         """Keep a finished sequence's records, give its pages back, and conclude.
@@ -358,7 +397,7 @@ class Engine:
         same.
         """
         try:
-            if self.recall is not None and self.recall.store.writable:
+            if self.recall and self.recall.store.writable and not sequence.is_mixed:
                 self.pool = self.table.apply(self.pool)
                 self.recall.keep(self.pool, sequence)
         finally:
@@ -373,12 +412,14 @@ class Engine:
             return
         del self._samples[request_id]
         leader = samples[0]
+        self._counts.ended(samples)
         self._done[request_id] = Output(
             request_id=request_id,
             prompt_ids=tuple(leader.tokens[: leader.num_prompt]),
             completions=tuple(_completion(s) for s in samples),
             cached_tokens=leader.cached_tokens,
             stored_tokens=leader.stored_tokens,
+            miss_reason=leader.miss_reason,
             first_token_s=leader.first_token_s,
         )
 
@@ -401,6 +442,7 @@ class Engine:
         broken = (
             *pools.check(self.pool),
             *self.table.ledger.differences(self.pool),
+            *self.scheduler.objections(),
         )
         if broken:
             raise errors.CorruptPage(
@@ -428,26 +470,6 @@ def _completion(sequence: Sequence) -> Completion:
         finish_reason=sequence.finish_reason,
         logprobs=tuple(sequence.logprobs) if wants else None,
     )
-
-
-def _logprobs(
-    asked: list[SamplingParams], chosen: np.ndarray, ids: np.ndarray, top: np.ndarray
-) -> list[TokenLogprobs | None]:
-    """Cut what was computed for the widest request to what each one asked for."""
-    return [
-        None
-        if params.logprobs is None
-        else TokenLogprobs(
-            float(chosen[at]),
-            tuple(
-                (int(token), float(value))
-                for token, value in zip(
-                    ids[at, : params.logprobs], top[at, : params.logprobs], strict=True
-                )
-            ),
-        )
-        for at, params in enumerate(asked)
-    ]
 
 
 def _require_outside_of_traces() -> None:

@@ -6,7 +6,9 @@ will give) and is written down as an operation; `apply` plays the operations on 
 device pool, in the same order, before the next step. No verb waits for the device.
 
 The accounting law, in pages: free + evictable + in use = total, where evictable are
-those that only the prefix cache holds, and in use are those that a sequence holds.
+those that only the prefix cache holds, and in use are those that a sequence holds. It
+follows from the law of each page: its references are the tables that name it, and one
+for the cache. `objections` counts both anew.
 
     table = PageTable(ledger, PrefixCache(16))
     pages = table.take(3)          # None when three cannot be had even by evicting
@@ -20,8 +22,9 @@ import numpy as np
 
 from kvmem import pool as pools
 from kvmem.prefix import Hit, PrefixCache
+from kvmem.serve.identity import PLAIN, Identity
 
-__all__ = ["Accounts", "PageTable"]
+__all__ = ["Accounts", "Cleared", "PageTable"]
 
 _GROUP = 0
 _LANES = 32  # ids a device call carries; one trace a verb, whatever the number of pages
@@ -36,6 +39,13 @@ class Accounts(NamedTuple):
     total: int
 
 
+class Cleared(NamedTuple):
+    """Pages that a cleared cache dropped: those now free, those still in use."""
+
+    freed: tuple[int, ...]
+    in_use: tuple[int, ...]
+
+
 class PageTable:
     """Pages of one lifecycle group: handed out, shared, cached, given back."""
 
@@ -43,6 +53,9 @@ class PageTable:
         self.ledger = ledger
         self.cache = cache
         self.page_size = cache.page_size
+        self.num_evicted = 0
+        self._is_cached = np.zeros(ledger.groups[_GROUP].num_vpages, bool)
+        self._num_evictable = 0
         self._owed: list[tuple[str, tuple[int, ...], int]] = []
 
     @property
@@ -53,28 +66,38 @@ class PageTable:
     def accounts(self) -> Accounts:
         """Count the pages of each kind."""
         free, total = self.ledger.num_free, self.ledger.num_pages
-        cached = np.fromiter(self.cache.vpages(), np.int64, self.cache.num_pages)
-        evictable = int((self.ledger.groups[_GROUP].refs[cached] == 1).sum())
+        evictable = self._num_evictable
         return Accounts(free, evictable, total - free - evictable, total)
 
     def pages_for(self, length: int) -> int:
         """Return the pages that `length` tokens need."""
         return -(-length // self.page_size)
 
-    def can_take(self, count: int) -> bool:
-        """Say whether `count` pages can be had, by eviction if need be."""
+    def match(self, tokens: Sequence[int], identity: Identity = PLAIN) -> Hit:
+        """Find the cached pages that a text of this identity begins with.
+
+        A question: it evicts nothing and leaves the order of eviction as it is.
+        """
+        marks = identity.run_extras(self.page_size)
+        return self.cache.match(tokens, identity.extras, marks)
+
+    def can_take(self, count: int, keeping: Sequence[int] = ()) -> bool:
+        """Say whether `count` pages can be had, by eviction if need be.
+
+        Args:
+            count: how many.
+            keeping: cached pages that are not to be evicted for it.
+        """
         if count <= self.ledger.num_free:
             return True
-        accounts = self.accounts()
-        return count <= accounts.free + accounts.evictable
+        kept = self._count_evictable(keeping)
+        return count <= self.ledger.num_free + self._num_evictable - kept
 
     def take(self, count: int) -> tuple[int, ...] | None:
         """Hand out `count` zeroed pages, evicting cached ones if need be; or None."""
         if not self.can_take(count):
             return None
-        short = count - self.ledger.num_free
-        if short > 0:
-            self._release(self.cache.evict(short, self._is_idle))
+        self._make_room(count)
         if count == 0:
             return ()
         vpages = self.ledger.handout(_GROUP, [count], count)[0]
@@ -86,19 +109,30 @@ class PageTable:
         """Drop a sequence's hold on its pages, tail first."""
         self._release(tuple(reversed(tuple(vpages))))
 
-    def adopt(self, hit: Hit, tokens: Sequence[int]) -> list[int]:
+    def adopt(
+        self, hit: Hit, tokens: Sequence[int], identity: Identity = PLAIN
+    ) -> list[int]:
         """Take a hold on the pages of a prefix hit, for one more sequence."""
-        self.cache.touch(tokens[: hit.num_tokens])
+        marks = identity.run_extras(self.page_size)
+        self.cache.touch(tokens[: hit.num_tokens], identity.extras, marks)
         if hit.vpages:
+            self._num_evictable -= self._count_evictable(hit.vpages)
             self.ledger.retain(_GROUP, hit.vpages)
             self._owed.append(("retain", hit.vpages, 0))
         return list(hit.vpages)
 
-    def publish(self, tokens: Sequence[int], vpages: Sequence[int]) -> None:
-        """Offer the whole pages of computed, accepted tokens to later requests."""
-        adopted = self.cache.publish(tokens, vpages)
+    def publish(
+        self, tokens: Sequence[int], vpages: Sequence[int], identity: Identity = PLAIN
+    ) -> None:
+        """Offer the whole pages of computed, accepted tokens to later requests.
+
+        The pages are held by the sequence that offers them.
+        """
+        marks = identity.run_extras(self.page_size)
+        adopted = self.cache.publish(tokens, vpages, identity.extras, marks)
         if adopted:
             self.ledger.retain(_GROUP, adopted)
+            self._is_cached[list(adopted)] = True
             self._owed.append(("retain", adopted, 0))
 
     def fork(self, vpages: Sequence[int], length: int) -> list[int] | None:
@@ -112,18 +146,44 @@ class PageTable:
         if copied < len(held):
             if not self.can_take(1):
                 return None
-            if self.ledger.num_free < 1:
-                self._release(self.cache.evict(1, self._is_idle))
+            self._make_room(1)
         child = self.ledger.fork(_GROUP, held, copied)
         self._owed.append(("fork", held, copied))
         return [int(v) for v in child]
 
-    def clear_cache(self) -> int:
-        """Drop every cached page; return how many are still held by sequences."""
+    def clear_cache(self) -> Cleared:
+        """Drop every cached page; pages that sequences hold stay theirs."""
         held = self.cache.clear()
-        self._release(held)
+        self._forget(held)
         refs = self.ledger.groups[_GROUP].refs
-        return int((refs[np.asarray(held, np.int64)] > 0).sum())
+        return Cleared(
+            tuple(v for v in held if refs[v] == 0), tuple(v for v in held if refs[v])
+        )
+
+    def objections(self, tables: Iterable[Sequence[int]]) -> tuple[str, ...]:
+        """Count the holders of every page anew; return the laws broken.
+
+        Args:
+            tables: the pages of every sequence that holds any.
+        """
+        refs = self.ledger.groups[_GROUP].refs
+        held, cached = np.zeros_like(refs), np.zeros_like(refs)
+        for vpages in tables:
+            np.add.at(held, np.asarray(vpages, np.int64), 1)
+        np.add.at(cached, np.fromiter(self.cache.vpages(), np.int64), 1)
+        found = [
+            f"page {page} has {refs[page]} references, {held[page]} tables name it and "
+            f"the cache {cached[page]} times"
+            for page in np.flatnonzero((refs != held + cached) | (cached > 1))[:8]
+        ]
+        free, evictable, in_use, total = self.accounts()
+        counted = int(((cached > 0) & (held == 0)).sum()), int((held > 0).sum())
+        if (evictable, in_use) != counted or free + sum(counted) != total:
+            found.append(
+                f"{free} free, {counted[0]} evictable and {counted[1]} in use of "
+                f"{total} pages, where the accounts say {evictable} and {in_use}"
+            )
+        return tuple(found)
 
     def apply(self, pool: pools.Pool) -> pools.Pool:
         """Donates `pool`. Play on the device what the host has already decided."""
@@ -132,12 +192,33 @@ class PageTable:
         self._owed = []
         return pool
 
+    def _make_room(self, count: int) -> None:
+        """Evict what `count` pages are short of; the caller has asked `can_take`."""
+        short = count - self.ledger.num_free
+        if short > 0:
+            gone = self.cache.evict(short, self._is_idle)
+            self.num_evicted += len(gone)
+            self._forget(gone)
+
     def _is_idle(self, vpage: int) -> bool:
         return int(self.ledger.groups[_GROUP].refs[vpage]) == 1
+
+    def _count_evictable(self, vpages: Sequence[int]) -> int:
+        """Count the pages that the cache alone holds."""
+        ids = np.asarray(vpages, np.int64)
+        alone = self.ledger.groups[_GROUP].refs[ids] == 1
+        return int((alone & self._is_cached[ids]).sum())
+
+    def _forget(self, vpages: tuple[int, ...]) -> None:
+        """Drop the cache's hold on pages that have left the tree."""
+        self._num_evictable -= self._count_evictable(vpages)
+        self._is_cached[np.asarray(vpages, np.int64)] = False
+        self._release(vpages)
 
     def _release(self, vpages: tuple[int, ...]) -> None:
         if vpages:
             self.ledger.release(_GROUP, vpages)
+            self._num_evictable += self._count_evictable(vpages)
             self._owed.append(("release", vpages, 0))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from kvmem import canonical, transfer
 from kvmem import pool as pools
+from kvmem.serve.identity import PLAIN, Identity
 from kvmem.serve.request import Sequence
 from kvmem.store import PageKey, PageStore, PutResult, chain_keys
 
@@ -98,7 +99,7 @@ class Recall:
         started = time.perf_counter()
         known = sequence.tokens[: len(sequence.tokens) - 1]
         first = sequence.num_computed // self._chunk
-        keys = self.keys(known)[first:]
+        keys = self.keys(known, sequence.identity)[first:]
         if not keys:
             return pool, Fetched(0, 0, 0, "shorter than a chunk")
         asked = known[first * self._chunk : (first + len(keys)) * self._chunk]
@@ -114,7 +115,7 @@ class Recall:
         started = time.perf_counter()
         whole = sequence.num_computed // self._chunk * self._chunk
         tokens = np.asarray(sequence.tokens[:whole], np.int32)
-        keys = self.keys(tokens)
+        keys = self.keys(tokens, sequence.identity)
         # Computed again, a held chunk need not have equal bits: only what is missing.
         missing = [at for at, key in enumerate(keys) if not self.store.contains([key])]
         first = missing[0] if missing else len(keys)
@@ -128,6 +129,9 @@ class Recall:
         self.keep_s += time.perf_counter() - started
         return kept
 
-    def keys(self, tokens: list[int] | np.ndarray) -> tuple[PageKey, ...]:
-        """Return the keys of the whole chunks of a text."""
-        return chain_keys(self._namespace, tokens, self._chunk)
+    def keys(
+        self, tokens: list[int] | np.ndarray, identity: Identity = PLAIN
+    ) -> tuple[PageKey, ...]:
+        """Return the keys of the whole chunks of a text of this identity."""
+        images = identity.run_extras(self._chunk)
+        return chain_keys(self._namespace, tokens, self._chunk, identity.extras, images)

@@ -14,6 +14,7 @@ import time
 
 from kvmem import errors
 from kvmem.model.tokenizer import TextStream
+from kvmem.serve.identity import PLAIN, Identity
 
 __all__ = [
     "MAX_LOGPROBS",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 MAX_LOGPROBS = 20
+NEVER_ADMITTED = "ended before it was admitted"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +123,9 @@ class Output:
     """What a finished request returns.
 
     `cached_tokens` of the prompt were found in pages of this process, `stored_tokens`
-    more in the page store. `first_token_s` is seconds from the request's arrival to its
-    first token.
+    more in the page store, when it was first admitted; `miss_reason` says why neither
+    had any, and is None where one had. `first_token_s` is seconds from the request's
+    arrival to its first token.
     """
 
     request_id: int
@@ -130,6 +133,7 @@ class Output:
     completions: tuple[Completion, ...]
     cached_tokens: int = 0
     stored_tokens: int = 0
+    miss_reason: str | None = None
     first_token_s: float | None = None
 
     @property
@@ -153,7 +157,10 @@ class Sequence:
         prompt_ids: tuple[int, ...],
         sampling: SamplingParams,
         decoder: TextStream,
+        identity: Identity = PLAIN,
     ):
+        self.identity = identity
+        self.is_mixed = False  # whether its pages are of several epochs of weights
         self.request_id = request_id
         self.sample = sample
         self.sampling = sampling
@@ -166,6 +173,7 @@ class Sequence:
         self.logprobs: list[TokenLogprobs] = []
         self.cached_tokens = 0
         self.stored_tokens = 0
+        self.miss_reason: str | None = NEVER_ADMITTED
         self.arrived_s = time.perf_counter()
         self.first_token_s: float | None = None
         self._decoder = decoder
@@ -189,13 +197,31 @@ class Sequence:
     def twin(self, sample: int, decoder: TextStream) -> "Sequence":
         """Return another sample of the same request, sharing nothing mutable."""
         other = Sequence(
-            self.request_id, sample, tuple(self.tokens), self.sampling, decoder
+            self.request_id,
+            sample,
+            tuple(self.tokens),
+            self.sampling,
+            decoder,
+            self.identity,
         )
         other.num_computed = self.num_computed
+        other.is_mixed = self.is_mixed
         other.arrived_s = self.arrived_s
         other.cached_tokens = self.cached_tokens
         other.stored_tokens = self.stored_tokens
+        other.miss_reason = self.miss_reason
         return other
+
+    @property
+    def was_admitted(self) -> bool:
+        """Say whether it was ever given pages."""
+        return self.miss_reason != NEVER_ADMITTED
+
+    def found(self, num_tokens: int, reason: str | None) -> None:
+        """Note what the prefix cache had when it was first admitted."""
+        if not self.was_admitted:
+            self.cached_tokens = min(num_tokens, self.num_prompt)
+            self.miss_reason = reason
 
     def accept(
         self, token: int, eos_ids: frozenset[int], logprobs: TokenLogprobs | None

@@ -4,6 +4,8 @@ A pure host object over a `PageTable`; it never touches a device. Laws: a reques
 can never fit is refused when it arrives; an admitted sequence has pages for every token
 it already knows; when pages run short, the newest sequence gives all of its own back
 and waits, so the oldest always goes on; whatever ends, its pages return exactly once.
+Looking for a waiting sequence's prefix changes nothing and evicts nothing; and only
+tokens that are computed, accepted, and all of one epoch of weights are published.
 
     scheduler.add(sequence)
     scheduler.admit()                 # waiting -> running, prefix hits adopted
@@ -18,10 +20,11 @@ from collections import deque
 from typing import NamedTuple
 
 from kvmem import errors
-from kvmem.serve.page_table import PageTable
+from kvmem.prefix import Hit
+from kvmem.serve.page_table import Cleared, PageTable
 from kvmem.serve.request import Sequence
 
-__all__ = ["Row", "Scheduler", "Work"]
+__all__ = ["Admission", "Row", "Scheduler", "Work"]
 
 
 class Row(NamedTuple):
@@ -37,6 +40,13 @@ class Work(NamedTuple):
 
     kind: str
     rows: tuple[Row, ...]
+
+
+class Admission(NamedTuple):
+    """A sequence that begins to run, for the first time or again."""
+
+    sequence: Sequence
+    is_first: bool
 
 
 class Scheduler:
@@ -59,6 +69,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preempted = 0
+        self.weights_epoch = 0
         self._prefilled_last = False
 
     @property
@@ -71,13 +82,16 @@ class Scheduler:
 
         Raises:
             OutOfPages: it could never fit, alone in an empty pool.
-            ConfigError: an empty prompt, one beyond the longest text, or more samples
-                than a batch holds.
+            ConfigError: an empty prompt, one beyond the longest text, more samples
+                than a batch holds, images beyond the prompt, other weights.
         """
         self._require_admissible(sequence)
+        self._require_epoch(sequence)
+        sequence.identity.require_fits(sequence.num_prompt)
+        sequence.identity = sequence.identity.at_epoch(self.weights_epoch)
         self.waiting.append(sequence)
 
-    def admit(self) -> list[Sequence]:
+    def admit(self) -> list[Admission]:
         """Move waiting sequences into the running set while pages and rows allow.
 
         Pages of a cached prefix are shared, the rest of what is known is handed out.
@@ -85,11 +99,12 @@ class Scheduler:
         admitted = []
         while self.waiting and self._has_rows_for(self.waiting[0]):
             sequence = self.waiting[0]
+            is_first = not sequence.was_admitted
             if not self._give_pages(sequence):
                 break
             self.waiting.popleft()
             self.running.append(sequence)
-            admitted.append(sequence)
+            admitted.append(Admission(sequence, is_first))
         return admitted
 
     def plan(self) -> Work | None:
@@ -128,9 +143,9 @@ class Scheduler:
 
     def publish(self, sequence: Sequence) -> None:
         """Offer a sequence's computed whole pages to later requests."""
-        if self.prefix_cache:
+        if self.prefix_cache and not sequence.is_mixed:
             computed = sequence.tokens[: sequence.num_computed]
-            self.table.publish(computed, sequence.vpages)
+            self.table.publish(computed, sequence.vpages, sequence.identity)
 
     def fork(self, sequence: Sequence, twin: Sequence) -> None:
         """Start another sample from the pages of one that has just finished its prompt.
@@ -169,6 +184,24 @@ class Scheduler:
         self.table.give_back(sequence.vpages)
         self._forget_pages(sequence)
 
+    def reset(self, weights_epoch: int) -> Cleared:
+        """Forget every cached page; what is computed from now on is of this epoch.
+
+        Sequences that run go on with the pages they hold; if the weights are others,
+        those are published no more. Waiting ones have no pages and begin anew.
+        """
+        if weights_epoch != self.weights_epoch:
+            self.weights_epoch = weights_epoch
+            for sequence in self.running:
+                sequence.is_mixed = True
+            for sequence in self.waiting:
+                sequence.identity = sequence.identity.at_epoch(weights_epoch)
+        return self.table.clear_cache()
+
+    def objections(self) -> tuple[str, ...]:
+        """Return the laws of the pages that do not hold."""
+        return self.table.objections(s.vpages for s in self.running)
+
     def _require_admissible(self, sequence: Sequence) -> None:
         sampling, length = sequence.sampling, sequence.max_length
         if sequence.num_prompt == 0:
@@ -191,6 +224,16 @@ class Scheduler:
             self._require_pages(length)
             return
         raise errors.ConfigError(errors.say(asked, law, cure))
+
+    def _require_epoch(self, sequence: Sequence) -> None:
+        if sequence.identity.epoch not in (None, self.weights_epoch):
+            raise errors.ConfigError(
+                errors.say(
+                    f"a request for weights of epoch {sequence.identity.epoch}",
+                    f"the weights here are of epoch {self.weights_epoch}",
+                    "Leave the epoch out, or reset(weights_epoch=...) after loading",
+                )
+            )
 
     def _require_pages(self, length: int) -> None:
         # The last token of a sequence is returned and never fed, so it needs no slot.
@@ -217,17 +260,20 @@ class Scheduler:
 
     def _give_pages(self, sequence: Sequence) -> bool:
         """Share the cached prefix and hand out the rest; all or nothing."""
-        hit = self.table.cache.match(sequence.tokens)
-        held = self.table.adopt(hit, sequence.tokens)
-        needed = self.table.pages_for(len(sequence.tokens))
-        fresh = self.table.take(needed - len(held))
-        if fresh is None:
-            self.table.give_back(held)
+        hit = self._look_up(sequence)
+        fresh = self.table.pages_for(len(sequence.tokens)) - len(hit.vpages)
+        if not self.table.can_take(fresh, keeping=hit.vpages):
             return False
-        sequence.vpages = [*held, *fresh]
+        held = self.table.adopt(hit, sequence.tokens, sequence.identity)
+        sequence.vpages = [*held, *self.table.take(fresh)]
         sequence.num_computed = hit.num_tokens
-        sequence.cached_tokens = min(hit.num_tokens, sequence.num_prompt)
+        sequence.found(hit.num_tokens, hit.reason)
         return True
+
+    def _look_up(self, sequence: Sequence) -> Hit:
+        if not self.prefix_cache:
+            return Hit(0, (), "the prefix cache is off")
+        return self.table.match(sequence.tokens, sequence.identity)
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for one more token, preempting the newest if need be.
@@ -257,3 +303,5 @@ class Scheduler:
     def _forget_pages(self, sequence: Sequence) -> None:
         sequence.vpages = []
         sequence.num_computed = 0
+        sequence.is_mixed = False
+        sequence.identity = sequence.identity.at_epoch(self.weights_epoch)

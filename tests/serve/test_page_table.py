@@ -5,7 +5,7 @@ import pytest
 
 from kvmem import pool as pools
 from kvmem.prefix import PrefixCache
-from kvmem.serve.page_table import Accounts, PageTable
+from kvmem.serve.page_table import Accounts, Cleared, PageTable
 
 
 def text(seed, length):
@@ -59,10 +59,14 @@ def test_clearing_the_cache_says_what_sequences_still_hold(page_table):
     table = page_table()
     held = table.take(2)
     table.publish(text(3, 8), held)
-    assert table.clear_cache() == 2
+    other = table.take(1)
+    table.publish(text(4, 4), other)
+    table.give_back(other)
+    assert table.clear_cache() == Cleared(freed=other, in_use=held)
+    assert table.accounts() == Accounts(6, 0, 2, 8)
     table.give_back(held)
     assert table.accounts() == Accounts(8, 0, 0, 8)
-    assert table.clear_cache() == 0
+    assert table.clear_cache() == Cleared((), ())
 
 
 def test_the_device_follows_the_host_through_a_random_history():
@@ -85,9 +89,7 @@ def test_the_device_follows_the_host_through_a_random_history():
         if step % 8 == 0:
             pool = table.apply(pool)
             assert table.ledger.differences(pool) == ()
-        free, evictable, in_use, total = table.accounts()
-        assert free + evictable + in_use == total
-        assert in_use == len({page for _, pages in held for page in pages})
+        assert table.objections(pages for _, pages in held) == ()
     for _, pages in held:
         table.give_back(pages)
     table.clear_cache()
@@ -95,3 +97,56 @@ def test_the_device_follows_the_host_through_a_random_history():
     assert table.ledger.differences(pool) == ()
     assert pools.check(pool) == ()
     assert int(pool.num_free) == 90
+
+
+def test_a_page_whose_holders_do_not_add_up_is_named(page_table):
+    def made():
+        table = page_table()
+        held, other = table.take(2), table.take(2)
+        table.publish(text(5, 8), held)
+        table.publish(text(6, 8), other)
+        table.give_back(other)
+        assert table.objections([held]) == ()
+        return table, held
+
+    table, held = made()
+    (said, _) = table.objections([])
+    assert f"page {held[0]} has 2 references" in said or "evictable" in said
+    table, held = made()
+    table.ledger.groups[0].refs[held[1]] += 1
+    (said,) = table.objections([held])
+    assert f"page {held[1]} has 3 references, 1 tables" in said
+    table, held = made()
+    table._num_evictable -= 1
+    (said,) = table.objections([held])
+    assert "2 evictable and 2 in use" in said and "say 1 and 3" in said
+    table, held = made()
+    table.cache.evict(1, lambda v: True)
+    assert any("the cache 0 times" in said for said in table.objections([held]))
+
+
+def test_duplicates_of_one_prefix_never_free_a_page_that_a_table_names(page_table):
+    table, tokens = page_table(), text(7, 8)
+    first, second = table.take(2), table.take(3)
+    table.publish(tokens, first)
+    table.publish(tokens, second)
+    assert table.objections([first, second]) == ()
+    table.give_back(first)
+    assert table.accounts() == Accounts(free=3, evictable=2, in_use=3, total=8)
+    assert table.take(6) is None
+    assert table.take(5) is not None and table.num_evicted == 2
+    table.give_back(second)
+    assert table.accounts() == Accounts(free=3, evictable=0, in_use=5, total=8)
+
+
+def test_pages_of_a_hit_are_not_counted_on_to_make_room_for_its_rest(page_table):
+    table, tokens = page_table(num_pages=4), text(8, 16)
+    held = table.take(4)
+    table.publish(tokens, held)
+    table.give_back(held)
+    hit = table.match([*tokens[:8], 1, 2])
+    assert table.can_take(2, keeping=hit.vpages)
+    assert not table.can_take(3, keeping=hit.vpages)
+    before = table.accounts()
+    assert table.match([*tokens, 1]).num_tokens == 16
+    assert table.accounts() == before and table.num_evicted == 0
