@@ -76,7 +76,7 @@ JAX_FREE_FILES = (
 BRINGS_JAX = ("jax", "jaxlib", "flax", "orbax", "optax", "chex")
 LATE = {
     ("kvmem/store/host_memory.py", "jax"): "only pinned memory is the backend's",
-    ("kvmem/store/segment.py", "orbax"): "a store is read without loading jax",
+    ("kvmem/store/orbax_save.py", "orbax"): "a store is read without loading jax",
 }
 HOUSES = ("kvmem", "pallas_kernels", "experiments")
 
@@ -219,7 +219,7 @@ def test_a_breach_of_the_plan_is_seen(path: str, text: str, complaint: str):
         ("kvmem/transfer.py", "from kvmem import canonical, pool"),
         ("kvmem/cli/x.py", "def run():\n  from kvmem import serve"),
         ("kvmem/cli/x.py", "from kvmem import __version__\nimport kvmem"),
-        ("kvmem/store/segment.py", "def f():\n  import orbax.checkpoint"),
+        ("kvmem/store/orbax_save.py", "def f():\n  import orbax.checkpoint"),
         ("kvmem/geometry/x.py", "if TYPE_CHECKING:\n  import jax"),
         ("kvmem/model/decoder.py", "import jax"),
         ("experiments/x.py", "from experiments import harness\nimport kvmem.config"),

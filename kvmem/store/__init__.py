@@ -4,32 +4,46 @@ Importing this room touches no device and no jax; the first `put` imports Orbax.
 """
 
 from kvmem.store.host_tier import HostStats, HostTier
+from kvmem.store.io import Disk, Step
+from kvmem.store.object_store import ObjectStats, ObjectStore
 from kvmem.store.page_key import Extra, PageKey, chain_keys, link, seed
-from kvmem.store.page_store import (
+from kvmem.store.page_store import PageStore
+from kvmem.store.record_store import RecordStats, RecordStore
+from kvmem.store.report import ArrayReport, SegmentRow, inspect
+from kvmem.store.results import (
+    GcReport,
     GetResult,
-    PageStore,
     PutResult,
     SegmentReport,
     StoreStats,
 )
-from kvmem.store.record_store import RecordStats, RecordStore
 from kvmem.store.tiered_store import TieredStats, TieredStore
+from kvmem.store.writer import PutFuture
 
 __all__ = [
+    "ArrayReport",
+    "Disk",
     "Extra",
+    "GcReport",
     "GetResult",
     "HostStats",
     "HostTier",
+    "ObjectStats",
+    "ObjectStore",
     "PageKey",
     "PageStore",
+    "PutFuture",
     "PutResult",
     "RecordStats",
     "RecordStore",
     "SegmentReport",
+    "SegmentRow",
+    "Step",
     "StoreStats",
     "TieredStats",
     "TieredStore",
     "chain_keys",
+    "inspect",
     "link",
     "seed",
 ]

@@ -1,4 +1,4 @@
-"""Files that stay: the only place where the store syncs, renames and locks.
+"""Files that stay: how the steps of io.py are put in an order that survives.
 
 The law: what these verbs have returned from is on the disk, names included. A new name
 is durable only after its folder was synced, so every verb that makes one syncs the
@@ -17,6 +17,7 @@ from pathlib import Path
 import xxhash
 
 from kvmem.errors import StoreLocked, say
+from kvmem.store.io import DISK, FILE_MODE, Disk
 
 try:
     import fcntl
@@ -29,8 +30,6 @@ except ImportError as missing:
         )
     ) from missing
 
-FILE_MODE = 0o600
-FOLDER_MODE = 0o700
 _SYNCS_AT_ONCE = 16
 
 
@@ -44,39 +43,30 @@ def digest(data) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
-def sync(path: Path) -> None:
-    """Sync one file or folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def make_folder(path: Path, disk: Disk = DISK) -> None:
+    """Make `path` and its missing parents, each durable in its own parent.
+
+    A folder that is there is synced in its parent all the same: whoever made it may
+    have died before that.
+    """
+    if not path.is_dir():
+        if not path.parent.is_dir():
+            make_folder(path.parent, disk)
+        with contextlib.suppress(FileExistsError):
+            disk.mkdir(path)
+    disk.sync(path.parent)
 
 
-def make_folder(path: Path) -> None:
-    """Make `path` and its missing parents, each durable in its own parent."""
-    if path.is_dir():
-        return
-    make_folder(path.parent)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=FOLDER_MODE)
-    sync(path.parent)
-
-
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, disk: Disk = DISK) -> None:
     """Put `data` under `path` whole or not at all: temp, sync, rename, sync folder."""
     temporary = path.with_name(path.name + ".tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(os.open(temporary, flags, FILE_MODE), "wb", buffering=0) as file:
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]
-        os.fsync(file.fileno())
-    os.rename(temporary, path)
-    sync(path.parent)
+    disk.write(temporary, data)
+    disk.sync(temporary)
+    disk.rename(temporary, path)
+    disk.sync(path.parent)
 
 
-def seal_tree(folder: Path) -> dict[str, tuple[int, bytes]]:
+def seal_tree(folder: Path, disk: Disk = DISK) -> dict[str, tuple[int, bytes]]:
     """Close modes, sync all of `folder`, return (nbytes, digest) a file.
 
     Modes change first and syncs follow, or each sync would wait for the next change.
@@ -87,13 +77,11 @@ def seal_tree(folder: Path) -> dict[str, tuple[int, bytes]]:
     for parent, _, names in os.walk(folder, topdown=False):
         folders.append(Path(parent))
         files += [Path(parent, name) for name in names]
-    for path in files:
-        os.chmod(path, FILE_MODE)
-    for path in folders:
-        os.chmod(path, FOLDER_MODE)
+    for path in files + folders:
+        disk.close_to_others(path)
     with concurrent.futures.ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
-        sealed = list(pool.map(_seal_file, files))
-        list(pool.map(sync, folders))
+        sealed = list(pool.map(lambda path: _seal_file(path, disk), files))
+        list(pool.map(disk.sync, folders))
     names = [path.relative_to(folder).as_posix() for path in files]
     return dict(zip(names, sealed, strict=True))
 
@@ -135,8 +123,7 @@ class WriterLock:
             self._descriptor = None
 
 
-def _seal_file(path: Path) -> tuple[int, bytes]:
-    with open(path, "rb", buffering=0) as file:
-        data = file.read()
-        os.fsync(file.fileno())
+def _seal_file(path: Path, disk: Disk) -> tuple[int, bytes]:
+    data = path.read_bytes()
+    disk.sync(path)
     return len(data), digest(data)

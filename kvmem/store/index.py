@@ -4,14 +4,20 @@ The law: the index is derived. It has no file of its own; opening a store reads 
 manifest and sidecar of every segment, never an array, and what they say is all there
 is. Where two segments hold one key, the later one counts. A chunk found damaged is
 masked, so that it can be written afresh, while its bytes stay on disk for whoever
-repairs them.
+repairs them; one that did not answer in time is masked for a while.
 
     index = rebuild(folder, facts)
     index.prefix(keys)          # how many leading keys are held
+
+`lock` is held by whoever changes an index or walks over it, and never while the disk is
+waited for.
 """
 
+import collections
 import dataclasses
 import re
+import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +27,8 @@ from kvmem.store.page_key import PageKey
 from kvmem.store.segment import Facts, Segment, Unusable
 
 _NAME = re.compile(r"(\d{8,})-[0-9a-f]{8}")
+_EVICTED_KEYS = 65_536  # remembered, so that a miss can say so
+RETRY_S = 60.0  # a chunk that did not answer in time is asked again after this
 
 
 class Place(NamedTuple):
@@ -39,6 +47,19 @@ class Place(NamedTuple):
         """The checksum of the chunk's records."""
         return self.segment.checksums[self.row]
 
+    @property
+    def parent(self) -> PageKey | None:
+        """The key that the chunk continues, None if unknown."""
+        return self.segment.parents[self.row]
+
+
+class Mask(NamedTuple):
+    """Why a chunk on disk is not served, and until when (`time.monotonic`)."""
+
+    reason: str
+    place: Place
+    until: float
+
 
 @dataclasses.dataclass
 class Index:
@@ -47,28 +68,142 @@ class Index:
     segments: dict[str, Segment] = dataclasses.field(default_factory=dict)
     unusable: dict[str, Unusable] = dataclasses.field(default_factory=dict)
     places: dict[PageKey, Place] = dataclasses.field(default_factory=dict)
-    masked: dict[PageKey, str] = dataclasses.field(default_factory=dict)  # reason
+    masked: dict[PageKey, Mask] = dataclasses.field(default_factory=dict)
+    evicted: dict[PageKey, None] = dataclasses.field(default_factory=dict)  # in order
+    used_ns: dict[PageKey, int] = dataclasses.field(default_factory=dict)
+    pins: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+    children: collections.Counter = dataclasses.field(
+        default_factory=collections.Counter
+    )  # held chunks that continue a key
+    live: collections.Counter = dataclasses.field(
+        default_factory=collections.Counter
+    )  # rows of a segment, by name, that a key still names
+    touched_ns: dict[str, int] = dataclasses.field(default_factory=dict)  # by segment
+    leaving: set[str] = dataclasses.field(default_factory=set)  # being dropped
+    lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
+    _now_ns: int = 0
 
     def prefix(self, keys: Iterable[PageKey]) -> int:
         """Return how many leading keys are held."""
         count = 0
         for key in keys:
             if key not in self.places:
-                break
+                if key not in self.masked or not self._unmask(key):
+                    break
             count += 1
         return count
 
+    def find(self, key: PageKey) -> Place | None:
+        """Return the place of a key that is served."""
+        place = self.places.get(key)
+        if place is None and key in self.masked and self._unmask(key):
+            return self.places.get(key)
+        return place
+
+    def on_disk(self, key: PageKey) -> Place | None:
+        """Return the place of a key, served or masked."""
+        if place := self.places.get(key):
+            return place
+        return self.masked[key].place if key in self.masked else None
+
+    def why_not(self, key: PageKey) -> str | None:
+        """Return why a key that was here once is not served; None if it never was."""
+        if mask := self.masked.get(key):
+            return mask.reason
+        return "evicted" if key in self.evicted else None
+
+    @property
+    def file_nbytes(self) -> int:
+        """Bytes of the files of all segments that are held."""
+        return sum(each.file_nbytes for each in self.segments.values())
+
     def add(self, new: Segment) -> None:
         """Take in a segment; its chunks replace earlier places of the same keys."""
-        self.segments[new.name] = new
-        for row, key in enumerate(new.keys):
-            self.places[key] = Place(new, row)
-            self.masked.pop(key, None)
+        with self.lock:
+            self.segments[new.name] = new
+            for row, key in enumerate(new.keys):
+                self._let_go(key)
+                self.places[key] = place = Place(new, row)
+                self.evicted.pop(key, None)
+                self.live[new.name] += 1
+                if place.parent is not None:
+                    self.children[place.parent] += 1
+                self.used_ns.setdefault(key, new.used_ns)
 
-    def mask(self, key: PageKey, reason: str) -> None:
-        """Stop serving a chunk that failed, and remember why."""
-        if self.places.pop(key, None):
-            self.masked[key] = reason
+    def mask(self, key: PageKey, reason: str, place: Place) -> None:
+        """Stop serving a chunk that failed at `place`, and remember why."""
+        with self.lock:
+            if self.places.get(key) != place:
+                return
+            wait = RETRY_S if reason == "deadline" else float("inf")
+            self.masked[key] = Mask(reason, place, time.monotonic() + wait)
+            del self.places[key]
+
+    def evict(self, key: PageKey) -> None:
+        """Forget a chunk; its row is dead."""
+        with self.lock:
+            self._let_go(key)
+            self.used_ns.pop(key, None)
+            self.evicted[key] = None
+            while len(self.evicted) > _EVICTED_KEYS:
+                del self.evicted[next(iter(self.evicted))]
+
+    def remove(self, name: str) -> None:
+        """Forget a segment that is no longer on the disk, and what only it held."""
+        with self.lock:
+            gone = self.segments.pop(name)
+            for row, key in enumerate(gone.keys):
+                if self.on_disk(key) == Place(gone, row):
+                    self.evict(key)
+            self.live.pop(name, None)
+            self.touched_ns.pop(name, None)
+
+    def touch(self, keys: Iterable[PageKey]) -> None:
+        """Note that chunks were asked for, the first of them last."""
+        with self.lock:
+            for key in reversed(list(keys)):
+                if place := self.on_disk(key):
+                    self.used_ns[key] = self._tick()
+                    self.touched_ns[place.segment.name] = self._now_ns
+
+    def pin(self, keys: Iterable[PageKey]) -> None:
+        """Keep chunks, and all that they continue, from eviction; pins are counted."""
+        with self.lock:
+            self.pins.update(keys)
+
+    def unpin(self, keys: Iterable[PageKey]) -> None:
+        """Take one pin off each key, all of which have one."""
+        with self.lock:
+            self.pins.subtract(keys)
+            for key in [key for key, count in self.pins.items() if not count]:
+                del self.pins[key]
+
+    def _let_go(self, key: PageKey) -> None:
+        """Take a key off its place."""
+        place = self.on_disk(key)
+        if place is None:
+            return
+        self.places.pop(key, None)
+        self.masked.pop(key, None)
+        self.live[place.segment.name] -= 1
+        if place.parent is not None:
+            self.children[place.parent] -= 1
+            if not self.children[place.parent]:
+                del self.children[place.parent]
+
+    def _unmask(self, key: PageKey) -> bool:
+        """Serve a chunk again whose mask has run out."""
+        with self.lock:
+            mask = self.masked.get(key)
+            if mask is None or time.monotonic() < mask.until:
+                return False
+            self.places[key] = mask.place
+            del self.masked[key]
+            return True
+
+    def _tick(self) -> int:
+        self._now_ns = max(self._now_ns + 1, time.time_ns())
+        return self._now_ns
 
 
 def rebuild(folder: Path, facts: Facts) -> Index:
@@ -79,18 +214,27 @@ def rebuild(folder: Path, facts: Facts) -> Index:
 
 
 def extend(index: Index, folder: Path, facts: Facts) -> int:
-    """Take in segments that were sealed since; return how many."""
-    added = 0
-    for name in names(folder):
-        if name in index.segments:
-            continue
-        match segment.load(folder / name, facts):
-            case Segment() as found:
+    """Take in segments sealed since, let go those that are gone; return how many new.
+
+    New ones come first: a chunk that was moved into another segment is never missing.
+    """
+    there = names(folder)
+    known = index.segments.keys() | index.leaving
+    loaded = [segment.load(folder / n, facts) for n in there if n not in known]
+    gone = [name for name, held in list(index.segments.items()) if not held.is_there]
+    with index.lock:
+        added = 0
+        for found in loaded:
+            if isinstance(found, Unusable):
+                index.unusable[found.name] = found
+            elif found.name not in index.segments.keys() | index.leaving:
                 index.add(found)
-                index.unusable.pop(name, None)
+                index.unusable.pop(found.name, None)
                 added += 1
-            case Unusable() as refused:
-                index.unusable[name] = refused
+        for name in index.segments.keys() & gone:
+            index.remove(name)
+        for name in index.unusable.keys() - set(there):
+            del index.unusable[name]
     return added
 
 

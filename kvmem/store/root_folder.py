@@ -10,12 +10,15 @@ are safe as such. The root's own files start with "_", which no identity does.
     lock = take(root, chunk_tokens=16)     # make it if new, and be its writer
 """
 
+import collections
 import json
 import re
 from pathlib import Path
 
 from kvmem.errors import ConfigError, CorruptPage, FormatMismatch, InvalidId, say
 from kvmem.store import durable
+from kvmem.store.index import Index
+from kvmem.store.io import DISK, Disk
 from kvmem.store.segment import Facts
 
 META = "_store.json"
@@ -24,25 +27,25 @@ VERSION = 1
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-def take(root: Path, chunk_tokens: int) -> durable.WriterLock:
+def take(root: Path, asked: int, disk: Disk = DISK) -> durable.WriterLock:
     """Become the writer of `root`, making it if it is new."""
     _refuse_other_folder(root)
-    durable.make_folder(root)
+    durable.make_folder(root, disk)
     lock = durable.WriterLock(root / LOCK)
     try:
         if not (root / META).exists():
             facts = {"kind": "kvmem store", "version": VERSION}
-            text = json.dumps(facts | {"chunk_tokens": chunk_tokens})
-            durable.write_file(root / META, text.encode() + b"\n")
-        check(root, chunk_tokens)
+            text = json.dumps(facts | {"chunk_tokens": asked})
+            durable.write_file(root / META, text.encode() + b"\n", disk)
+        check(root, asked)
     except BaseException:
         lock.release()
         raise
     return lock
 
 
-def check(root: Path, chunk_tokens: int) -> None:
-    """Raise unless `root` is a store of this layout version and chunk size."""
+def chunk_tokens(root: Path) -> int:
+    """Return the chunk size of a root, or raise unless it is a store that we read."""
     version, found = _read_meta(root)
     if version != VERSION:
         raise FormatMismatch(
@@ -52,10 +55,16 @@ def check(root: Path, chunk_tokens: int) -> None:
                 "Use the kvmem that wrote it, or another root",
             )
         )
-    if found != chunk_tokens:
+    return found
+
+
+def check(root: Path, asked: int) -> None:
+    """Raise unless `root` is a store of this layout version and chunk size."""
+    found = chunk_tokens(root)
+    if found != asked:
         raise FormatMismatch(
             say(
-                f"opening {root} with chunk_tokens={chunk_tokens}",
+                f"opening {root} with chunk_tokens={asked}",
                 f"the root was made with chunk_tokens={found}, for all that is in it",
                 f"Use chunk_tokens={found}, or another root",
             )
@@ -124,3 +133,42 @@ def _refuse_other_folder(root: Path) -> None:
                 "Use an empty or a new folder",
             )
         )
+
+
+def explain(root: Path, facts: Facts, held: Index) -> tuple[str, str]:
+    """Return a miss's reason and words about what the root holds instead.
+
+    "format" where what is here was written in another format or layout, "model" where
+    it is another model's, else "not_found".
+    """
+    refused = collections.Counter(each.status for each in list(held.unusable.values()))
+    if refused["version"]:
+        return (
+            "format",
+            f"; {refused['version']} segments are of another layout version",
+        )
+    if held.segments:
+        return "not_found", ""
+    foreign = [each.found for each in list(held.unusable.values()) if each.found]
+    formats = {each.format_id for each in foreign if each.model_id == facts.model_id}
+    formats |= set(_folders(root / facts.model_id)) - {facts.format_id}
+    if formats:
+        return "format", f"; of this model the root holds {_some(formats)}"
+    models = {each.model_id for each in foreign} | set(_folders(root))
+    if models := models - {facts.model_id}:
+        return "model", f"; the root holds models {_some(models)}"
+    return "not_found", ""
+
+
+def _folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder that have something in them."""
+    if not folder.is_dir():
+        return []
+    return [
+        each.name for each in folder.iterdir() if each.is_dir() and any(each.iterdir())
+    ]
+
+
+def _some(names: set[str]) -> str:
+    first = sorted(names)[:3]
+    return ", ".join(first) + (" and others" if len(names) > 3 else "")

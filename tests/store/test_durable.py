@@ -85,8 +85,12 @@ def test_each_new_folder_is_durable_in_its_parent(tmp_path, calls):
     durable.make_folder(tmp_path / "a" / "b")
     assert [name for _, name in calls] == [tmp_path.name, "a"]
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o700
-    durable.make_folder(tmp_path / "a" / "b")
-    assert len(calls) == 2
+
+
+def test_a_folder_whose_maker_died_before_the_sync_is_made_durable(tmp_path, calls):
+    (tmp_path / "a").mkdir()
+    durable.make_folder(tmp_path / "a")
+    assert calls == [("sync", tmp_path.name)]
 
 
 def test_a_second_writer_is_refused_and_told_who_holds_the_lock(tmp_path):

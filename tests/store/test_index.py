@@ -53,10 +53,12 @@ def test_a_masked_chunk_is_a_hole_until_it_is_added_again(tmp_path, write, make_
     chunks = make_chunks(3)
     write("00000001-aaaaaaaa", chunks)
     held = index.rebuild(tmp_path, FACTS)
-    held.mask(chunks.keys[1], "checksum")
-    assert held.prefix(chunks.keys) == 1 and held.masked == {chunks.keys[1]: "checksum"}
-    held.mask(make_chunks(1, seed=9).keys[0], "checksum")
-    assert len(held.masked) == 1
+    place = held.places[chunks.keys[1]]
+    held.mask(chunks.keys[1], "checksum", place)
+    assert held.prefix(chunks.keys) == 1
+    assert held.why_not(chunks.keys[1]) == "checksum"
+    held.mask(chunks.keys[2], "checksum", place)
+    assert len(held.masked) == 1, "the fault was another place's"
     held.add(write("00000002-aaaaaaaa", chunks.part(1, 2)))
     assert held.prefix(chunks.keys) == 3 and held.masked == {}
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvmem import store
 from kvmem.errors import Conflict, FormatMismatch, InvalidId, StoreLocked
-from kvmem.store import page_store, segment
+from kvmem.store import page_store, rows, segment
 
 pytestmark = pytest.mark.usefixtures("a_file_a_row")
 
@@ -268,7 +268,8 @@ def test_without_verification_the_flipped_byte_would_have_been_served(
     chunks, st = make_chunks(3), open_store()
     st.put(*chunks)
     flip(row_file(st, 1))
-    row = next(iter(st._index.segments.values())).array[1].read().result()
+    (only,) = st._index.segments.values()
+    row = rows.open_array(only)[1].read().result()
     assert np.sum(row != chunks.records.reshape(3, -1)[1]) == 1
 
 
@@ -358,7 +359,7 @@ def test_what_a_killed_writer_left_is_reported_and_never_read(
 import os, numpy as np
 from kvmem import store
 from kvmem.store import durable
-durable.seal_tree = lambda folder: os._exit(9)
+durable.seal_tree = lambda *_: os._exit(9)
 tokens = np.array({chunks.tokens.tolist()}, np.int32)
 keys = store.chain_keys("m/f", tokens.ravel(), {CHUNK})
 records = np.frombuffer(bytes.fromhex("{chunks.records.tobytes().hex()}"), np.uint8)
@@ -368,15 +369,19 @@ st.put(keys, tokens, records.reshape(-1, {RECORD}))
     env = os.environ | {"PYTHONPATH": str(repo_root)}
     done = subprocess.run([sys.executable, "-c", code], env=env, timeout=120)
     assert done.returncode == 9
-    st = open_store()
-    assert_hits(st.get(chunks.keys, chunks.tokens), chunks, 2, "not_found")
-    statuses = {report.segment: report.status for report in st.verify()}
+    reader = open_store(read_only=True)
+    assert_hits(reader.get(chunks.keys, chunks.tokens), chunks, 2, "not_found")
+    statuses = {report.segment: report.status for report in reader.verify()}
     assert len(statuses) == 2 and statuses.pop(kept) == "ok"
     (left,) = statuses
     assert statuses[left] == "unfinished"
-    assert row_file(st, 0, left).exists()
+    assert row_file(reader, 0, left).exists() and reader.swept == ()
+    st = open_store()
+    assert st.swept == (left,)
+    assert_hits(st.get(chunks.keys, chunks.tokens), chunks, 2, "not_found")
+    assert [(r.segment, r.status) for r in st.verify()] == [(kept, "ok")]
     put = st.put(*chunks)
-    assert (put.written, put.already_present) == (2, 2) and put.segment > left
+    assert (put.written, put.already_present) == (2, 2)
     assert_hits(st.get(chunks.keys, chunks.tokens), chunks, 4)
 
 
@@ -387,9 +392,14 @@ def test_models_and_formats_never_share_a_hit(open_store, make_chunks):
     chunks, st = make_chunks(3), open_store("model-a", "format-a")
     st.put(*chunks)
     st.close()
-    for ids in (("model-b", "format-a"), ("model-a", "format-b")):
+    for ids, reason in (
+        (("model-b", "format-a"), "model"),
+        (("model-a", "format-b"), "format"),
+    ):
         other = open_store(*ids)
-        assert_hits(other.get(chunks.keys, chunks.tokens), chunks, 0, "not_found")
+        found = other.get(chunks.keys, chunks.tokens)
+        assert_hits(found, chunks, 0, reason)
+        assert f"{reason}-a" in found.detail
         other.close()
     same = open_store("model-a", "format-a", read_only=True)
     assert_hits(same.get(chunks.keys, chunks.tokens), chunks, 3)
@@ -522,7 +532,10 @@ def test_stats_count_what_happened_and_what_is_held(open_store, make_chunks):
     st.get(*chunks.part(0, 3)[:2])
     flip(row_file(st, 0))
     st.get(chunks.keys, chunks.tokens)
+    (only,) = st._index.segments
+    files = files_of(st._folder / only).values()
     assert st.stats() == store.StoreStats(
+        file_nbytes=sum(map(len, files)),
         num_segments=1,
         num_chunks=2,
         nbytes=2 * CHUNK * RECORD,

@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from kvmem.store import durable, manifest, segment
+from kvmem.store import durable, manifest, orbax_save, segment
+from kvmem.store import rows as rows_on_disk
 from kvmem.store.segment import Facts, Unusable
 
 pytestmark = pytest.mark.usefixtures("a_file_a_row")
@@ -25,7 +26,7 @@ def written(tmp_path, make_chunks):
 
 def read(seg, rows):
     out = np.full((len(rows), FACTS.row_nbytes), 0xEE, np.uint8)
-    return segment.read(seg, rows, out), out
+    return rows_on_disk.read(seg, rows, out), out
 
 
 def test_what_was_written_is_loaded_without_reading_an_array(written, make_chunks):
@@ -52,7 +53,7 @@ def test_a_row_of_zeros_and_a_row_of_ff_come_back(tmp_path, make_chunks):
     rows = np.stack([np.zeros(384, np.uint8), np.full(384, 0xFF, np.uint8)])
     seg = segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
     faults, out = read(seg, [0, 1])
-    assert faults == [None, None] and segment.inspect(seg) == ()
+    assert faults == [None, None] and rows_on_disk.inspect(seg) == ()
     np.testing.assert_array_equal(out, rows)
 
 
@@ -76,7 +77,7 @@ def test_small_rows_share_files_and_come_back_in_any_order(
     rows = chunks.records.reshape(num, -1)
     segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
     seg = segment.load(tmp_path / NAME, FACTS)
-    assert segment.inspect(seg) == ()
+    assert rows_on_disk.inspect(seg) == ()
     array = seg.folder / segment.ORBAX / segment.ARRAY
     num_files = len([p for p in array.rglob("c/*/0") if p.is_file()])
     assert num_files == -(-num // 3)
@@ -156,16 +157,17 @@ def test_the_manifest_comes_last_and_the_folder_is_durable_before(
     ]
 
 
-@pytest.mark.parametrize("step", ["_save_with_orbax", "_pack_sidecar", "_body"])
+@pytest.mark.parametrize("step", ["save", "_pack_sidecar", "_body"])
 def test_a_write_that_fails_leaves_nothing(tmp_path, make_chunks, monkeypatch, step):
-    whole = getattr(segment, step)
+    room = orbax_save if step == "save" else segment
+    whole = getattr(room, step)
 
     def fail(*args):
-        if step == "_save_with_orbax":
+        if step == "save":
             whole(*args)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(segment, step, fail)
+    monkeypatch.setattr(room, step, fail)
     chunks = make_chunks(2)
     rows = chunks.records.reshape(2, -1)
     with pytest.raises(OSError, match="No space"):
@@ -200,10 +202,10 @@ def test_a_segment_under_another_name_is_foreign(written):
 
 def test_a_later_layout_version_is_refused(written):
     path = written.folder / manifest.NAME
-    body = manifest.unpack(path.read_bytes()) | {"version": 2, "facts": {"new": 1}}
+    body = manifest.unpack(path.read_bytes()) | {"version": 3, "facts": {"new": 1}}
     path.write_bytes(manifest.pack(body))
     refused = segment.load(written.folder, FACTS)
-    assert refused.status == "version" and "version 2" in refused.detail
+    assert refused.status == "version" and "version 3" in refused.detail
 
 
 def all_files(seg):
@@ -212,7 +214,7 @@ def all_files(seg):
 
 def seen_wrong(seg) -> bool:
     loaded = segment.load(seg.folder, FACTS)
-    return isinstance(loaded, Unusable) or bool(segment.inspect(loaded))
+    return isinstance(loaded, Unusable) or bool(rows_on_disk.inspect(loaded))
 
 
 def test_any_damage_to_any_file_is_seen_by_inspection(written):
@@ -242,7 +244,7 @@ def test_two_swapped_files_and_a_stray_file_are_seen(written):
 
 def test_a_stray_file_is_seen(written):
     (written.folder / segment.ORBAX / "stray").touch()
-    assert segment.inspect(written) == ("orbax/stray: not in the manifest",)
+    assert rows_on_disk.inspect(written) == ("orbax/stray: not in the manifest",)
 
 
 def test_a_faulty_row_leaves_the_others_served(written, make_chunks):

@@ -1,0 +1,315 @@
+"""The keeper: what the one writer does to a store's folder.
+
+The law: a chunk is in the index only after it is durable on the disk, and leaves the
+index before it leaves the disk. Room is made before anything is written, so the files
+of held segments never take more than the budget. What could not be read is never
+deleted to save space: a segment with such a chunk is kept as it is until LRU reaches
+every row of it.
+
+    keeper.keep(lease, keys, tokens, rows, parent)     # PutResult
+    keeper.collect(lease)                              # GcReport
+"""
+
+import bisect
+import contextlib
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from kvmem.errors import Busy, Conflict, say
+from kvmem.store import durable, eviction, index, manifest, rows, segment
+from kvmem.store.index import Index, Place
+from kvmem.store.io import Disk
+from kvmem.store.page_key import PageKey
+from kvmem.store.results import GcReport, PutResult
+from kvmem.store.segment import Facts, Segment
+from kvmem.store.writer import Lease
+
+_SEGMENTS_A_BUDGET = 8  # a budget holds at least so many, or rewriting finds no room
+_REWRITE_NBYTES = 256 << 20  # of rows held in memory at once, without a budget
+
+
+class Keeper:
+    """A folder, its index, and the budget of its files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        facts: Facts,
+        held: Index,
+        disk: Disk,
+        max_nbytes: int | None,
+    ):
+        """Take over a folder whose writer's lock this process holds."""
+        self.folder, self.facts, self.disk = folder, facts, disk
+        self.max_nbytes = max_nbytes
+        self._index = held
+        self._number = max(map(index.number, index.names(folder)), default=0)
+
+    def sweep(self) -> tuple[str, ...]:
+        """Take away what a dead writer left unsealed; return the names.
+
+        Only folders that bear a name of ours and have no manifest are such: what cannot
+        be read, or belongs to somebody else, is left alone.
+        """
+        left = [
+            name
+            for name, refused in list(self._index.unusable.items())
+            if refused.status == "unfinished"
+            and index.number(name)
+            and (self.folder / name).is_dir()
+        ]
+        for name in left:
+            self.disk.remove(self.folder / name)
+            with self._index.lock:
+                del self._index.unusable[name]
+        return tuple(left)
+
+    def keep(
+        self,
+        lease: Lease,
+        keys: Sequence[PageKey],
+        tokens: np.ndarray,
+        records: np.ndarray,
+        parent: PageKey | None,
+    ) -> PutResult:
+        """Write the chunks that are not held; return once they are durable."""
+        with self._index.lock:
+            new = self._new_rows(keys, tokens, records)
+        present = [key for key in keys if key in self._index.places]
+        self._index.touch(present)
+        parents = self._parents(keys, new, parent)
+        protect = [*present, parent] if parent else present
+        kept, evicted = self._make_room(lease, len(new), protect)
+        refused, new = len(new) - kept, new[:kept]
+        name = None
+        size = self._part_chunks(len(new))
+        for part in [new[at : at + size] for at in range(0, len(new), size)]:
+            whole = len(part) == len(keys)
+            name = self._write(
+                lease,
+                [keys[i] for i in part],
+                tokens.copy() if whole else tokens[part],
+                records if whole else records[part],
+                [parents[i] for i in part],
+            ).name
+        self.save_recency()
+        nbytes = len(new) * self.facts.row_nbytes
+        return PutResult(
+            len(new), len(keys) - len(new) - refused, nbytes, name, refused, evicted
+        )
+
+    def collect(self, lease: Lease) -> GcReport:
+        """Sweep leftovers, keep to the budget, rewrite what is less than half live."""
+        index.extend(self._index, self.folder, self.facts)
+        swept = self.sweep()
+        before = self._index.file_nbytes
+        self._make_room(lease, 0, ())
+        dropped, rewritten, written, kept = self._rewrite(lease)
+        self.save_recency()
+        freed = before - self._index.file_nbytes
+        return GcReport(swept, dropped, rewritten, written, kept, freed)
+
+    def save_recency(self) -> None:
+        """Let the segments' times say when they were last asked for, for the next one.
+
+        It is advice: no chunk depends on it, so it is not synced, and failing is no
+        failure of a put.
+        """
+        with self._index.lock:
+            touched, self._index.touched_ns = self._index.touched_ns, {}
+        for name, used_ns in touched.items():
+            with contextlib.suppress(OSError):
+                self.disk.touch(self.folder / name / manifest.NAME, used_ns)
+
+    def _new_rows(self, keys, tokens, records) -> list[int]:
+        """Return the positions to write, or raise Conflict before anything is."""
+        new, first = [], {}
+        for i, key in enumerate(keys):
+            place = self._index.places.get(key)
+            if place is not None:
+                held = place.tokens, place.checksum
+            elif key in first:
+                j = first[key]
+                held = tokens[j].tobytes(), durable.digest(records[j])
+            else:
+                first[key] = i
+                new.append(i)
+                continue
+            if held != (tokens[i].tobytes(), durable.digest(records[i])):
+                raise Conflict(_conflict(i, key, held[0] == tokens[i].tobytes()))
+        return new
+
+    def _parents(self, keys, new, parent) -> dict[int, PageKey | None]:
+        """Return what each new chunk continues, None where it would go in circles."""
+        parents = {i: keys[i - 1] if i else parent for i in new}
+        written = {keys[i] for i in new}
+        held = {above for above in parents.values() if above not in written} - {None}
+        with self._index.lock:
+            above = eviction.ancestors(self._index, held)
+        if not above & written:
+            return parents
+        return {i: None if p in held else p for i, p in parents.items()}
+
+    def _make_room(self, lease, num_new: int, protect: Iterable[PageKey]):
+        """Evict until `num_new` chunks fit, or as many as can; return both counts."""
+        if self.max_nbytes is None:
+            return num_new, 0
+        with lease.hold(), self._index.lock:
+            need = self._need(num_new)
+            plan = eviction.make(self._index, need, self.max_nbytes, tuple(protect))
+            fitting = bisect.bisect_right(
+                range(1, num_new + 1), plan.room_nbytes, key=self._need
+            )
+            if num_new and not fitting:
+                return 0, 0
+            for key in plan.evict:
+                self._index.evict(key)
+        self._drop_dead(lease)
+        if self._index.file_nbytes + self._need(fitting) > self.max_nbytes:
+            self._rewrite(lease)
+        return fitting, len(plan.evict)
+
+    def _need(self, num_chunks: int) -> int:
+        """Return the most bytes that the files of new chunks take."""
+        whole, rest = divmod(num_chunks, self._part_chunks(num_chunks))
+        most = segment.estimate(self.facts, self._part_chunks(num_chunks))
+        return whole * most + segment.estimate(self.facts, rest)
+
+    def _part_chunks(self, num_chunks: int) -> int:
+        """Return how many chunks go into one segment."""
+        if self.max_nbytes is None:
+            return max(1, num_chunks)
+        cap = self.max_nbytes // _SEGMENTS_A_BUDGET
+        fitting = bisect.bisect_right(
+            range(1, num_chunks + 1),
+            cap,
+            key=lambda count: segment.estimate(self.facts, count),
+        )
+        return max(1, fitting)
+
+    def _write(self, lease, keys, tokens, records, parents) -> Segment:
+        """Write one segment and publish it."""
+        self._number += 1
+        folder = self.folder / f"{self._number:08d}-{secrets.token_hex(4)}"
+        sealed = segment.write(
+            folder, self.facts, keys, tokens, records, parents, self.disk
+        )
+        try:
+            with lease.hold():
+                self._index.add(sealed)
+        except Busy:
+            segment.drop(folder, self.disk)
+            raise
+        return sealed
+
+    def _drop_dead(self, lease) -> tuple[str, ...]:
+        """Take the segments away in which no row is live; return their names."""
+        with lease.hold(), self._index.lock:
+            dead = [
+                each
+                for name, each in self._index.segments.items()
+                if not self._index.live[name]
+            ]
+            self._index.leaving |= {each.name for each in dead}
+            for each in dead:
+                self._index.remove(each.name)
+        for each in dead:
+            segment.drop(each.folder, self.disk)
+            self._index.leaving.discard(each.name)
+        return tuple(each.name for each in dead)
+
+    def _rewrite(self, lease):
+        """Gather the live chunks of sparse segments in new ones, as far as room lets.
+
+        Returns the names of segments dropped, rewritten, written and kept.
+        """
+        dropped, kept = self._drop_dead(lease), self._faulty()
+        rewritten, written = [], []
+        while batch := self._next_batch(kept):
+            found = {each.name: self._read_live(each) for each in batch}
+            kept |= {name for name, live in found.items() if live is None}
+            whole = [live for live in found.values() if live is not None]
+            if whole:
+                written.append(self._gather(lease, whole).name)
+                rewritten += self._drop_dead(lease)
+        return dropped, tuple(rewritten), tuple(written), tuple(sorted(kept))
+
+    def _faulty(self) -> set[str]:
+        """Return the names of sparse segments with a chunk that could not be read."""
+        with self._index.lock:
+            return {
+                mask.place.segment.name
+                for mask in self._index.masked.values()
+                if eviction.is_sparse(self._index, mask.place.segment)
+            }
+
+    def _next_batch(self, skip: set[str]) -> list[Segment]:
+        """Return sparse segments, the emptiest first, whose chunks fit into one."""
+        with self._index.lock:
+            sparse = sorted(
+                (self._index.live[name], name)
+                for name, each in self._index.segments.items()
+                if name not in skip and eviction.is_sparse(self._index, each)
+            )
+            room = _REWRITE_NBYTES
+            if self.max_nbytes is not None:
+                room = self.max_nbytes - self._index.file_nbytes
+            batch, chunks = [], 0
+            for live, name in sparse:
+                chunks += live
+                if segment.estimate(self.facts, chunks) > room:
+                    if batch or self.max_nbytes is not None:
+                        break
+                batch.append(self._index.segments[name])
+        return batch
+
+    def _read_live(self, sparse: Segment) -> "_Live | None":
+        """Read the live rows of a segment, None if one of them cannot be read."""
+        with self._index.lock:
+            live = [
+                row
+                for row, key in enumerate(sparse.keys)
+                if self._index.places.get(key) == Place(sparse, row)
+            ]
+        out = np.empty((len(live), self.facts.row_nbytes), np.uint8)
+        faults = rows.read(sparse, live, out)
+        for row, fault in zip(live, faults, strict=True):
+            if fault:
+                self._index.mask(sparse.keys[row], fault.reason, Place(sparse, row))
+        return None if any(faults) else _Live(sparse, live, out)
+
+    def _gather(self, lease, whole: "Sequence[_Live]") -> Segment:
+        """Write the live rows of several segments into one, as old as they were."""
+        keys = [each.source.keys[row] for each in whole for row in each.rows]
+        parents = [each.source.parents[row] for each in whole for row in each.rows]
+        tokens = np.concatenate([each.source.tokens[each.rows] for each in whole])
+        records = np.concatenate([each.records for each in whole])
+        with self._index.lock:
+            used_ns = max(self._index.used_ns.get(key, 0) for key in keys)
+        sealed = self._write(lease, keys, tokens, records, parents)
+        with self._index.lock:
+            self._index.touched_ns[sealed.name] = used_ns
+        return sealed
+
+
+class _Live(NamedTuple):
+    """Rows of a sparse segment that are to be kept."""
+
+    source: Segment
+    rows: list[int]
+    records: np.ndarray  # u8[rows, row_nbytes]
+
+
+def _conflict(position: int, key: PageKey, same_tokens: bool) -> str:
+    what = "records" if same_tokens else "tokens"
+    return say(
+        f"put of chunk {position} under {key!r}",
+        f"the key is taken with other {what}, and a key names one content",
+        "Put only what lies beyond contains(keys)"
+        if same_tokens
+        else "Make keys with chain_keys from the tokens that are put",
+    )

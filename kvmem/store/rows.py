@@ -1,0 +1,160 @@
+"""Rows of a segment: read through TensorStore, each into its place, and verified.
+
+The law: a row leaves only after its checksum was compared, and before the deadline; a
+row that cannot is a fault with its reason, and its neighbours are served all the same.
+Nothing is read through Orbax, so a reader loads no jax.
+
+    faults = rows.read(segment, [3, 4], out, deadline)     # None where the row is whole
+"""
+
+import itertools
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tensorstore
+
+from kvmem.store import durable, manifest
+from kvmem.store.segment import ARRAY, ORBAX, Segment
+
+NEVER = float("inf")
+
+
+class Fault(NamedTuple):
+    """Why a row is not served: "damaged", "checksum", "deadline" or "evicted"."""
+
+    reason: str
+    detail: str
+
+
+_opened: weakref.WeakKeyDictionary[Segment, tensorstore.TensorStore] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def open_array(segment: Segment, deadline: float = NEVER) -> tensorstore.TensorStore:
+    """Return a segment's records on disk, u8[files, file bytes], opened once."""
+    array = _opened.get(segment)
+    if array is None:
+        path = str(segment.folder / ORBAX / ARRAY)
+        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}
+        num_files = -(-len(segment.keys) // segment.rows_per_file)
+        shape = [num_files, segment.rows_per_file * segment.facts.row_nbytes]
+        opening = tensorstore.open(
+            spec, read=True, dtype=tensorstore.uint8, shape=shape
+        )
+        array = _opened[segment] = _wait(opening, deadline)
+    return array
+
+
+def read(
+    segment: Segment,
+    rows: Sequence[int],
+    out: np.ndarray,
+    deadline: float = NEVER,
+) -> list[Fault | None]:
+    """Read `rows` into `out` and compare checksums; return a fault or None for each.
+
+    Rows are checked while later ones are still being read. A fault's reason is
+    "damaged" where reading failed, "checksum" where the bytes differ, "deadline" where
+    neither was known in time, "evicted" where the segment is no longer there. The row's
+    bytes in `out` mean nothing then, and may change later on.
+
+    Args:
+        segment: where from.
+        rows: row numbers, n of them.
+        out: u8[n, row_nbytes], C-contiguous.
+        deadline: on the clock of `time.monotonic`.
+    """
+    try:
+        array = open_array(segment, deadline)
+    except (ValueError, OSError) as error:
+        return [_fault(segment, error, deadline)] * len(rows)
+    nbytes, target = segment.facts.row_nbytes, tensorstore.array(out.reshape(-1))
+    pending = []
+    for start, stop in _runs(rows, segment.rows_per_file):
+        file, first = divmod(rows[start], segment.rows_per_file)
+        source = array[file, first * nbytes : (first + stop - start) * nbytes]
+        future = target[start * nbytes : stop * nbytes].write(source)
+        pending += [future] * (stop - start)
+    return [
+        _settle(segment, row, future, out[i], deadline)
+        for i, (row, future) in enumerate(zip(rows, pending, strict=True))
+    ]
+
+
+def inspect(segment: Segment) -> tuple[str, ...]:
+    """Read everything the segment holds and return what is wrong with it."""
+    body = manifest.unpack((segment.folder / manifest.NAME).read_bytes())
+    listed = body["files"]
+    there = {
+        path.relative_to(segment.folder).as_posix()
+        for path in segment.folder.rglob("*")
+        if path.is_file()
+    } - {manifest.NAME}
+    problems = [f"{name}: not in the manifest" for name in sorted(there - set(listed))]
+    for name, (nbytes, digest) in sorted(listed.items()):
+        problems += _inspect_file(segment.folder, name, nbytes, digest)
+    out = np.empty((segment.rows_per_file, segment.facts.row_nbytes), np.uint8)
+    for rows in itertools.batched(range(len(segment.keys)), len(out)):
+        for row, fault in zip(rows, read(segment, rows, out[: len(rows)]), strict=True):
+            if fault:
+                problems.append(f"chunk {row}: {fault.reason}: {fault.detail}")
+    return tuple(problems)
+
+
+def _inspect_file(folder: Path, name: str, nbytes: int, digest: str) -> list[str]:
+    try:
+        data = (folder / name).read_bytes()
+    except FileNotFoundError:
+        return [f"{name}: missing"]
+    except OSError as error:
+        return [f"{name}: {error}"]
+    if len(data) != nbytes:
+        return [f"{name}: {len(data)} bytes, written with {nbytes}"]
+    if durable.digest(data).hex() != digest:
+        return [f"{name}: digest differs"]
+    return []
+
+
+def _runs(rows: Sequence[int], per_file: int) -> list[tuple[int, int]]:
+    """Cut positions into runs whose rows follow one another within one file."""
+    cuts = [
+        i
+        for i in range(1, len(rows))
+        if rows[i] != rows[i - 1] + 1 or rows[i] % per_file == 0
+    ]
+    return list(itertools.pairwise([0, *cuts, len(rows)])) if rows else []
+
+
+def _settle(segment, row, future, out, deadline) -> Fault | None:
+    try:
+        _wait(future, deadline)
+    except (ValueError, OSError) as error:
+        return _fault(segment, error, deadline)
+    if durable.digest(out) != segment.checksums[row]:
+        if not segment.is_there:  # TensorStore reads a missing file as zeros
+            return _evicted(segment)
+        return Fault("checksum", "the bytes read differ from those written")
+    return None
+
+
+def _wait[T](future: "tensorstore.Future[T]", deadline: float) -> T:
+    if deadline == NEVER:
+        return future.result()
+    return future.result(timeout=max(0.0, deadline - time.monotonic()))
+
+
+def _fault(segment: Segment, error: Exception, deadline: float) -> Fault:
+    if isinstance(error, TimeoutError) and time.monotonic() >= deadline:
+        return Fault("deadline", "the disk had not answered when the deadline came")
+    if not segment.is_there:
+        return _evicted(segment)
+    return Fault("damaged", str(error))
+
+
+def _evicted(segment: Segment) -> Fault:
+    return Fault("evicted", f"segment {segment.name} is no longer on the disk")

@@ -1,0 +1,196 @@
+"""The writer: puts one after another in a thread of their own, each under a lease.
+
+The law: a failure always reaches somebody: whoever asks the future, or else `close`. A
+write that hangs holds its turn no longer than its lease: then its future fails, the
+next write runs, and what comes of the late one is taken away instead of published.
+The thread lives while there is work, and no longer.
+
+    future = writer.submit(work)      # work(lease): publishes inside `lease.hold()`
+    future.result()                   # the result, or why there is none
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kvmem.errors import Busy, say
+
+
+class Lease:
+    """The right of one write to publish what it wrote."""
+
+    def __init__(self, seconds: float):
+        """Begin when the write does."""
+        self.seconds = seconds
+        self._until: float | None = None
+        self._lock = threading.Lock()
+        self._revoked = False
+
+    def begin(self) -> None:
+        """Start the clock, or start it again after something was published."""
+        self._until = time.monotonic() + self.seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the lease ends."""
+        return self._until - time.monotonic()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Publish in peace, or raise Busy if the lease was revoked."""
+        with self._lock:
+            if self._revoked:
+                raise self.expired()
+            yield
+            self.begin()
+
+    def revoke(self) -> None:
+        """End the lease; what was published stays, and nothing more is."""
+        with self._lock:
+            self._revoked = True
+
+    def expired(self) -> Busy:
+        """Return the error of a write that did not finish in time."""
+        return Busy(
+            say(
+                f"a write that takes more than {self.seconds:g} s",
+                "a write in flight holds its turn for as long as its lease, then the "
+                "next one runs and the late one is not published",
+                "Put the chunks again, or open the store with a longer lease_s",
+            )
+        )
+
+
+class PutFuture(concurrent.futures.Future):
+    """The result of a put; asking for it counts as having seen a failure."""
+
+    def __init__(self, writer: "Writer"):
+        super().__init__()
+        self.seen = False
+        self._writer = writer
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return what the put did once that is durable, or raise why it is not."""
+        return self._ask(super().result, timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return why the put failed, None if it did not."""
+        return self._ask(super().exception, timeout)
+
+    def _ask(self, ask: Callable[[float | None], Any], timeout: float | None) -> Any:
+        end = float("inf") if timeout is None else time.monotonic() + timeout
+        while not self.done():
+            wait = min(self._writer.reap(), end - time.monotonic())
+            concurrent.futures.wait([self], None if wait == float("inf") else wait)
+            if time.monotonic() >= end:
+                break
+        if self.done():
+            self.seen = True
+        return ask(0)
+
+
+class Writer:
+    """Jobs in order, and the lease of the one that runs."""
+
+    def __init__(self, lease_s: float):
+        """Make it idle; `submit` starts the thread."""
+        self._lease_s = lease_s
+        self._changed = threading.Condition()
+        self._queue: collections.deque = collections.deque()
+        self._running: tuple[Lease, PutFuture] | None = None
+        self._turn = 0  # of the thread that may take jobs; others are late
+        self._failed: list[PutFuture] = []
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs that are waiting or running."""
+        with self._changed:
+            return len(self._queue) + (self._running is not None)
+
+    def submit(self, work: Callable[[Lease], Any]) -> PutFuture:
+        """Run `work` when its turn comes; return the future of what it returns."""
+        self.reap()
+        future = PutFuture(self)
+        with self._changed:
+            self._queue.append((work, future))
+            if self._running is None and len(self._queue) == 1:
+                self._start()
+        return future
+
+    def reap(self) -> float:
+        """Revoke the running lease if it has ended; return seconds until it does."""
+        with self._changed:
+            if self._running is None:
+                return float("inf")
+            lease, future = self._running
+            if lease.left_s > 0:
+                return lease.left_s
+            lease.revoke()
+            self._fail(future, lease.expired())
+            self._running = None
+            if self._queue:
+                self._start()
+            return 0.0
+
+    def drain(self) -> None:
+        """Wait until nothing is in flight; no job can hold this up beyond its lease."""
+        with self._changed:
+            while self._queue or self._running:
+                wait = self.reap()
+                if wait > 0:
+                    self._changed.wait(None if wait == float("inf") else wait)
+
+    def first_unseen_failure(self) -> BaseException | None:
+        """Return the first failure that nobody asked for, and forget them all."""
+        with self._changed:
+            failed, self._failed = self._failed, []
+        unseen = [future for future in failed if not future.seen]
+        return unseen[0].exception() if unseen else None
+
+    def _start(self) -> None:
+        self._turn += 1
+        threading.Thread(
+            target=self._work, args=(self._turn,), name="kvmem store", daemon=True
+        ).start()
+
+    def _work(self, turn: int) -> None:
+        while job := self._take(turn):
+            work, lease, future = job
+            try:
+                result = work(lease)
+            except BaseException as error:  # it is the future's, whatever it is
+                self._finish(turn, future, None, error)
+            else:
+                self._finish(turn, future, result, None)
+
+    def _take(self, turn: int) -> tuple | None:
+        with self._changed:
+            while turn == self._turn and self._queue:
+                work, future = self._queue.popleft()
+                if future.set_running_or_notify_cancel():
+                    lease = Lease(self._lease_s)
+                    lease.begin()
+                    self._running = lease, future
+                    return work, lease, future
+            self._changed.notify_all()
+            return None
+
+    def _finish(self, turn, future, result, error) -> None:
+        with self._changed:
+            if turn == self._turn and self._running and self._running[1] is future:
+                self._running = None
+            if error is not None:
+                self._fail(future, error)
+            elif not future.done():
+                future.set_result(result)
+            self._changed.notify_all()
+
+    def _fail(self, future: PutFuture, error: BaseException) -> None:
+        if not future.done():
+            future.set_exception(error)
+            self._failed = [f for f in self._failed if not f.seen] + [future]
+            self._changed.notify_all()
