@@ -21,12 +21,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvmem.errors import ConfigError, Conflict, say
+from kvmem.errors import ConfigError, say
 from kvmem.store import durable, host_memory, requests
 from kvmem.store.chains import Chains
 from kvmem.store.host_memory import MemoryKind
 from kvmem.store.page_key import PageKey
-from kvmem.store.page_store import GetResult, PutResult
+from kvmem.store.results import GetResult, PutResult
 from kvmem.store.segment import Facts
 
 
@@ -122,12 +122,9 @@ class HostTier:
         """
         keys, tokens = requests.checked_request(self.facts, keys, tokens)
         rows = requests.checked_rows(self.facts, len(keys), records)
-        said = [
-            (asked.tobytes(), durable.digest(row))
-            for asked, row in zip(tokens, rows, strict=True)
-        ]
+        said = requests.said_of(tokens, rows)
         with self._lock:
-            new = self._new_positions(keys, said)
+            new = requests.new_positions(keys, said, self._said)
             written = 0
             for i in new:
                 before = keys[i - 1] if i else parent
@@ -232,26 +229,9 @@ class HostTier:
             found.append(chunk)
         return found, None, ""
 
-    def _new_positions(self, keys, said) -> list[int]:
-        """Return which chunks are not held, each key once, or raise Conflict."""
-        new, first = [], {}
-        for i, key in enumerate(keys):
-            chunk = self._held.get(key)
-            if chunk is None and key not in first:
-                first[key] = i
-                new.append(i)
-                continue
-            taken = chunk[1:] if chunk else said[first[key]]
-            if taken != said[i]:
-                raise Conflict(
-                    say(
-                        f"put of chunk {i} under {key!r}",
-                        "the key is taken with other tokens or records, and a key "
-                        "names one content",
-                        "Put only what lies beyond contains(keys)",
-                    )
-                )
-        return new
+    def _said(self, key: PageKey) -> requests.Said | None:
+        chunk = self._held.get(key)
+        return (chunk.tokens, chunk.checksum) if chunk else None
 
     def _take_in(self, key, parent, said, row) -> bool:
         """Hold one chunk, making room for it; say whether there was any."""

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from kvmem.store.page_key import PageKey
-from kvmem.store.page_store import GetResult, PutResult
+from kvmem.store.results import GetResult, PutResult
 from kvmem.store.segment import Facts
 
 

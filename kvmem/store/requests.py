@@ -5,15 +5,19 @@ so that one can stand in another's place.
 
     keys, tokens = checked_request(facts, keys, tokens)    # tokens i32[n, chunk_tokens]
     rows = checked_rows(facts, len(keys), records)         # u8[n, row_nbytes]
+    new = new_positions(keys, said_of(tokens, rows), held)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvmem.errors import FormatMismatch, say
+from kvmem.errors import Conflict, FormatMismatch, say
+from kvmem.store import durable
 from kvmem.store.page_key import PageKey, token_array
 from kvmem.store.segment import Facts
+
+Said = tuple[bytes, bytes]  # a chunk's tokens, and the checksum of its records
 
 
 def checked_request(
@@ -48,3 +52,46 @@ def checked_rows(facts: Facts, num_chunks: int, records: np.ndarray) -> np.ndarr
             )
         )
     return np.ascontiguousarray(records).reshape(num_chunks, chunk * record)
+
+
+def said_of(tokens: np.ndarray, rows: np.ndarray) -> list[Said]:
+    """Return what each chunk's key will stand for."""
+    return [
+        (asked.tobytes(), durable.digest(row))
+        for asked, row in zip(tokens, rows, strict=True)
+    ]
+
+
+def new_positions(
+    keys: Sequence[PageKey],
+    said: Sequence[Said],
+    held: Callable[[PageKey], Said | None],
+) -> list[int]:
+    """Return which chunks are not held, each key once, or raise Conflict.
+
+    Args:
+        keys: n keys.
+        said: what each would stand for.
+        held: what a key stands for in the store, None if it is not held.
+    """
+    new, first = [], {}
+    for i, key in enumerate(keys):
+        taken = held(key)
+        if taken is None and key not in first:
+            first[key] = i
+            new.append(i)
+            continue
+        taken = taken or said[first[key]]
+        if taken != said[i]:
+            same_tokens = taken[0] == said[i][0]
+            what = "records" if same_tokens else "tokens"
+            raise Conflict(
+                say(
+                    f"put of chunk {i} under {key!r}",
+                    f"the key is taken with other {what}, and a key names one content",
+                    "Put only what lies beyond contains(keys)"
+                    if same_tokens
+                    else "Make keys with chain_keys from the tokens that are put",
+                )
+            )
+    return new

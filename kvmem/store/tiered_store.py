@@ -21,8 +21,8 @@ from kvmem.errors import FormatMismatch, say
 from kvmem.store import requests
 from kvmem.store.host_tier import HostStats, HostTier
 from kvmem.store.page_key import PageKey
-from kvmem.store.page_store import GetResult, PutResult
 from kvmem.store.record_store import RecordStats, RecordStore
+from kvmem.store.results import GetResult, PutResult
 from kvmem.store.segment import Facts
 
 

@@ -1,9 +1,14 @@
 """Builders of the store's tests: small random chunks, and processes of their own."""
 
+import contextlib
 import os
+import secrets
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +16,7 @@ import numpy as np
 import pytest
 
 from kvmem import store
-from kvmem.store import segment
+from kvmem.store import bucket, segment
 
 CHUNK, RECORD = 4, 96
 
@@ -84,3 +89,69 @@ def run_python(repo_root: Path) -> Callable[..., str]:
         return done.stdout
 
     return run
+
+
+class Bucket(NamedTuple):
+    """A bucket of the test's own on a real S3 server."""
+
+    url: str
+    endpoint: str
+    region: str = "us-east-1"
+
+    @property
+    def place(self) -> dict[str, str]:
+        """How a store is told where the server is."""
+        return {"endpoint": self.endpoint, "region": self.region}
+
+    def objects(self):
+        """Return the bucket's objects, seen without any store."""
+        return bucket.open_bucket(self.url, **self.place)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """Return the address of moto's S3 server, in a process of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **quiet) as server:
+        endpoint = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(300):
+                with contextlib.suppress(OSError), urllib.request.urlopen(endpoint):
+                    break
+                assert server.poll() is None, "the S3 server did not start"
+                time.sleep(0.1)
+            yield endpoint
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def s3(s3_server: str, monkeypatch) -> Bucket:
+    """Make an empty bucket; credentials stand in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "tester")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    name = f"kv-{secrets.token_hex(6)}"
+    asked = urllib.request.Request(f"{s3_server}/{name}", method="PUT")
+    urllib.request.urlopen(asked).close()
+    return Bucket(f"s3://{name}/some/prefix", s3_server)
+
+
+@pytest.fixture
+def open_objects(s3: Bucket) -> Iterator[Callable[..., store.ObjectStore]]:
+    """Open the test's bucket with small sizes; every store is closed at the end."""
+    opened = []
+
+    def open_(model_id="m", format_id="f", **overrides) -> store.ObjectStore:
+        sizes = {"record_nbytes": RECORD, "chunk_tokens": CHUNK} | overrides
+        opened.append(
+            store.ObjectStore.open(s3.url, model_id, format_id, **sizes | s3.place)
+        )
+        return opened[-1]
+
+    yield open_
+    for each in opened:
+        each.close()
