@@ -40,7 +40,7 @@ from kvmem.serve.request import (
 from kvmem.serve.scheduler import Scheduler, Work
 from kvmem.serve.stats import Counts, EngineStats, ResetReport
 from kvmem.serve.step import Stepper
-from kvmem.store import PageStore
+from kvmem.store import RecordStore
 
 __all__ = ["Engine", "Prompt"]
 
@@ -73,7 +73,7 @@ class Engine:
         *,
         order: str = "head_major",
         config: ServeConfig | None = None,
-        store: PageStore | None = None,
+        store: RecordStore | None = None,
         poison: bool = False,
         checked: bool = False,
         executor: str = "auto",

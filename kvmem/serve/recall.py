@@ -19,7 +19,7 @@ from kvmem import canonical, transfer
 from kvmem import pool as pools
 from kvmem.serve.identity import PLAIN, Identity
 from kvmem.serve.request import Sequence
-from kvmem.store import PageKey, PageStore, PutResult, chain_keys
+from kvmem.store import PageKey, PutResult, RecordStore, chain_keys
 
 __all__ = ["Fetched", "Recall", "Records"]
 
@@ -82,7 +82,7 @@ class Recall:
     `fetch_s` and `keep_s` are seconds spent in it so far.
     """
 
-    def __init__(self, store: PageStore, records: Records):
+    def __init__(self, store: RecordStore, records: Records):
         self.store = store
         self.fetch_s = 0.0
         self.keep_s = 0.0
@@ -125,6 +125,7 @@ class Recall:
             [keys[at] for at in missing],
             tokens.reshape(len(keys), self._chunk)[missing],
             by_chunk[[at - first for at in missing]],
+            parent=keys[first - 1] if missing and first else None,
         )
         self.keep_s += time.perf_counter() - started
         return kept

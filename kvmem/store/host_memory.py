@@ -98,7 +98,8 @@ class Pinned:
 
     def write(self, slot: int, row: np.ndarray) -> None:
         """Copy u8[row_nbytes] into a slot; the copy is made when this returns."""
-        placed = self._jax.device_put(row, self._place, may_alias=False)
+        # A CPU backend takes aligned rows as they are, may_alias=False or not.
+        placed = self._jax.device_put(row.copy(), self._place)
         self._rows[slot] = placed.block_until_ready()
 
     def read(self, slots: Sequence[int], out: np.ndarray) -> None:

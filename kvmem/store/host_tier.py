@@ -29,6 +29,8 @@ from kvmem.store.page_key import PageKey
 from kvmem.store.results import GetResult, PutResult
 from kvmem.store.segment import Facts
 
+_GONE_KEYS = 65_536  # remembered, so that a miss can say "evicted"
+
 
 class _Chunk(NamedTuple):
     """Where a chunk is and what it must be."""
@@ -90,6 +92,7 @@ class HostTier:
         self._memory = host_memory.make(memory, num_slots, self.facts.row_nbytes)
         self._free = list(range(num_slots - 1, -1, -1))
         self._held: dict[PageKey, _Chunk] = {}
+        self._gone: dict[PageKey, None] = {}  # evicted, in order
         self._chains = Chains()
         self._counts: collections.Counter[str] = collections.Counter()
         self._misses: collections.Counter[str] = collections.Counter()
@@ -125,20 +128,27 @@ class HostTier:
         said = requests.said_of(tokens, rows)
         with self._lock:
             new = requests.new_positions(keys, said, self._said)
-            written = 0
+            before, written = self._counts["evicted"], 0
             for i in new:
-                before = keys[i - 1] if i else parent
-                if not self._take_in(keys[i], before, said[i], rows[i]):
+                if not self._take_in(
+                    keys[i], keys[i - 1] if i else parent, said[i], rows[i]
+                ):
                     break
                 written += 1
             last = new[written] if written < len(new) else len(keys)
             self._chains.touch(list(dict.fromkeys(keys[:last])))
-            present = len(keys) - len(new)
-            refused = len(new) - written
-            self._counts.update(
-                written=written, already_present=present, refused=refused
+            evicted = self._counts["evicted"] - before
+            done = PutResult(
+                written,
+                len(keys) - len(new),
+                written * self.facts.row_nbytes,
+                None,
+                refused=len(new) - written,
+                evicted=evicted,
             )
-        return PutResult(written, present, written * self.facts.row_nbytes, None)
+            for name in ("written", "already_present", "refused"):
+                self._counts[name] += getattr(done, name)
+        return done
 
     def get(
         self,
@@ -223,7 +233,8 @@ class HostTier:
         for key, asked in zip(keys, tokens, strict=True):
             chunk = self._held.get(key)
             if chunk is None:
-                return found, "not_found", f"chunk {len(found)} is not in memory"
+                reason = "evicted" if key in self._gone else "not_found"
+                return found, reason, f"chunk {len(found)} is not in memory"
             if chunk.tokens != asked.tobytes():
                 return found, "tokens", f"chunk {len(found)} is of other tokens"
             found.append(chunk)
@@ -242,10 +253,14 @@ class HostTier:
                 self._chains.forget(key)
                 return False
             self._forget(victim)
+            self._gone[victim] = None
+            if len(self._gone) > _GONE_KEYS:
+                del self._gone[next(iter(self._gone))]
             self._counts["evicted"] += 1
         slot = self._free.pop()
         self._memory.write(slot, row)
         self._held[key] = _Chunk(slot, *said)
+        self._gone.pop(key, None)
         return True
 
     def _forget(self, key: PageKey) -> None:

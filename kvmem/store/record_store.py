@@ -42,9 +42,15 @@ class RecordStore(Protocol):
         """Say whether `put` may be called."""
 
     def put(
-        self, keys: Sequence[PageKey], tokens: np.ndarray, records: np.ndarray
+        self,
+        keys: Sequence[PageKey],
+        tokens: np.ndarray,
+        records: np.ndarray,
+        parent: PageKey | None = None,
     ) -> PutResult:
         """Keep the chunks that are not held yet; return once they are as safe as here.
+
+        Each key continues the one before, and `parent` is what the first continues.
 
         Raises:
             Conflict: a key is held with other tokens or records; nothing is kept then.

@@ -86,8 +86,7 @@ class TieredStore:
             keys: n keys, each continuing the one before.
             tokens: i32[n, chunk_tokens] or flat.
             records: u8[n * chunk_tokens, record_nbytes], or the same with chunks first.
-            parent: the key that the first one continues; only RAM's order of forgetting
-                asks for it.
+            parent: the key that the first one continues, None for a text's first chunk.
 
         Raises:
             Conflict, FormatMismatch, StoreLocked, OSError: as the store behind; RAM
@@ -97,7 +96,7 @@ class TieredStore:
         new = [key for key in keys if not self.host.contains([key])]
         self.host.put(keys, tokens, records, parent)
         try:
-            return self.behind.put(keys, tokens, records)
+            return self.behind.put(keys, tokens, records, parent)
         except BaseException:
             self.host.drop(new)
             raise
@@ -121,11 +120,9 @@ class TieredStore:
         if near.reason is None:
             return self._answer(near)
         at = near.num_hit
-        left = {}
         if deadline_s is not None:
-            spent = time.monotonic() - started
-            left = {"deadline_s": max(0.0, deadline_s - spent)}
-        far = self.behind.get(keys[at:], tokens[at:], **left)
+            deadline_s = max(0.0, deadline_s - (time.monotonic() - started))
+        far = self.behind.get(keys[at:], tokens[at:], deadline_s)
         end = at + far.num_hit
         self._promote(keys[:end], tokens[:end], far.records, at)
         if not at:

@@ -91,7 +91,7 @@ def test_a_store_that_cannot_keep_says_so_and_the_request_ends(
     with open_store() as kept:
         made = engine(store=kept)
 
-        def full(*_):
+        def full(*_, **__):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(kept, "put", full)

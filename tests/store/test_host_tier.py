@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvmem import errors, store
-from kvmem.store import host_tier
+from kvmem.store import host_memory, host_tier
 
 CHUNK, RECORD = 4, 96
 ROW = CHUNK * RECORD
@@ -40,6 +40,20 @@ def test_records_may_come_in_chunks_and_be_changed_afterwards(make_chunks, memor
     assert (made.get(*chunks[:2]).records == chunks.records).all()
     made.get(*chunks[:2]).records[:] = 0
     assert (made.get(*chunks[:2]).records == chunks.records).all()
+
+
+@pytest.mark.parametrize("kind", ["pageable", "pinned_host"])
+def test_a_row_is_copied_wherever_it_stands(kind):
+    """A backend may take rows at addresses that suit it as its own."""
+    made = host_memory.make(kind, 1, ROW)
+    room = np.zeros(ROW + 128, np.uint8)
+    for shift in (-room.ctypes.data % 64, -room.ctypes.data % 64 + 16):
+        row = room[shift : shift + ROW]
+        row[:] = 7
+        made.write(0, row)
+        row[:] = 8
+        made.read([0], out := np.empty((1, ROW), np.uint8))
+        assert (out == 7).all()
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 7])
@@ -101,9 +115,10 @@ def test_the_longest_used_suffix_makes_room(make_chunks):
     old, new = make_chunks(4, 0), make_chunks(2, 1)
     made = tier(5)
     made.put(*old)
-    made.put(*new)
+    assert made.put(*new).evicted == 1
     assert made.contains(old.keys) == 3 and made.contains(new.keys) == 2
     assert made.stats().evicted == 1
+    assert made.get(*old[:2]).reason == "evicted"
     made.get(*old.part(0, 3)[:2])
     made.put(*make_chunks(1, 2))
     assert made.contains(old.keys) == 3 and made.contains(new.keys) == 1
@@ -123,7 +138,7 @@ def test_of_a_text_that_does_not_fit_the_leading_chunks_are_kept(make_chunks):
     chunks = make_chunks(9)
     made = tier(6)
     done = made.put(*chunks)
-    assert (done.written, done.already_present) == (6, 0)
+    assert (done.written, done.already_present, done.refused) == (6, 0, 3)
     assert made.contains(chunks.keys) == 6
     assert made.stats().refused == 3 and made.stats().evicted == 0
     found = made.get(*chunks[:2])
