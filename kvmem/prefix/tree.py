@@ -87,15 +87,19 @@ class PrefixCache:
             namespace: whose text it is; only texts of the same one are compared.
             marks: what tells a page from others of the same tokens, by its number.
         """
-        root = self._roots.get(namespace)
-        vpages = array.array("i")
-        if root is not None:
-            key = self._key(tokens, max(0, len(tokens) - 1))
-            for node, pages in self._walk(root, key, marks):
-                vpages += node.vpages[:pages]
+        vpages = self._find(tokens, max(0, len(tokens) - 1), namespace, marks)
         if vpages:
             return Hit(len(vpages) * self.page_size, tuple(vpages))
-        return Hit(0, (), self._why_not(len(tokens), root))
+        return Hit(0, (), self._why_not(len(tokens), namespace))
+
+    def pages(
+        self,
+        tokens: Sequence[int],
+        namespace: Hashable = (),
+        marks: Marks = _NO_MARKS,
+    ) -> tuple[int, ...]:
+        """Return the cached pages of a text, the last whole one included."""
+        return tuple(self._find(tokens, len(tokens), namespace, marks))
 
     def touch(
         self,
@@ -200,13 +204,23 @@ class PrefixCache:
             yield node
             nodes.extend(node.children.values())
 
-    def _why_not(self, length: int, root: Node | None) -> str:
+    def _find(
+        self, tokens: Sequence[int], length: int, namespace: Hashable, marks: Marks
+    ) -> array.array:
+        """Return the cached pages of the first `length` tokens."""
+        vpages, root = array.array("i"), self._roots.get(namespace)
+        if root is not None:
+            for node, pages in self._walk(root, self._key(tokens, length), marks):
+                vpages += node.vpages[:pages]
+        return vpages
+
+    def _why_not(self, length: int, namespace: Hashable) -> str:
         """Say why a text of `length` tokens has no hit."""
         if length < self.page_size:
             return NO_PAGE
         if length == self.page_size:
             return NO_TOKEN_LEFT
-        return NO_IDENTITY if root is None else NO_TEXT
+        return NO_TEXT if namespace in self._roots else NO_IDENTITY
 
     def _key(self, tokens: Sequence[int], length: int) -> bytes:
         """Return the whole pages of the first `length` tokens as bytes."""

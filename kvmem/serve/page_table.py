@@ -82,7 +82,9 @@ class PageTable:
         return self.cache.match(tokens, identity.extras, marks)
 
     def can_take(self, count: int, keeping: Sequence[int] = ()) -> bool:
-        """Say whether `count` pages can be had, by eviction if need be.
+        """Say whether `count` pages may be had, by eviction if need be.
+
+        `take` has the last word: a page behind which another is in use stays.
 
         Args:
             count: how many.
@@ -95,9 +97,8 @@ class PageTable:
 
     def take(self, count: int) -> tuple[int, ...] | None:
         """Hand out `count` zeroed pages, evicting cached ones if need be; or None."""
-        if not self.can_take(count):
+        if not self.can_take(count) or not self._make_room(count):
             return None
-        self._make_room(count)
         if count == 0:
             return ()
         vpages = self.ledger.handout(_GROUP, [count], count)[0]
@@ -115,25 +116,31 @@ class PageTable:
         """Take a hold on the pages of a prefix hit, for one more sequence."""
         marks = identity.run_extras(self.page_size)
         self.cache.touch(tokens[: hit.num_tokens], identity.extras, marks)
-        if hit.vpages:
-            self._num_evictable -= self._count_evictable(hit.vpages)
-            self.ledger.retain(_GROUP, hit.vpages)
-            self._owed.append(("retain", hit.vpages, 0))
+        self._retain(hit.vpages)
         return list(hit.vpages)
 
     def publish(
         self, tokens: Sequence[int], vpages: Sequence[int], identity: Identity = PLAIN
-    ) -> None:
+    ) -> list[int]:
         """Offer the whole pages of computed, accepted tokens to later requests.
 
-        The pages are held by the sequence that offers them.
+        Where the cache has a page of this text already, the sequence takes a hold on
+        that one and gives its own copy back. So whoever holds a page holds those
+        before it too, and the head of a cached text is as busy as its tail.
+
+        Returns:
+            The sequence's pages from now on.
         """
-        marks = identity.run_extras(self.page_size)
-        adopted = self.cache.publish(tokens, vpages, identity.extras, marks)
-        if adopted:
-            self.ledger.retain(_GROUP, adopted)
-            self._is_cached[list(adopted)] = True
-            self._owed.append(("retain", adopted, 0))
+        where = identity.extras, identity.run_extras(self.page_size)
+        adopted = self.cache.publish(tokens, vpages, *where)
+        self._retain(adopted)
+        self._is_cached[list(adopted)] = True
+        cached = self.cache.pages(tokens, *where)
+        pairs = zip(vpages, cached, strict=False)
+        copies = [(mine, theirs) for mine, theirs in pairs if mine != theirs]
+        self._retain(tuple(theirs for _, theirs in copies))
+        self._release(tuple(mine for mine, _ in reversed(copies)))
+        return [*cached, *vpages[len(cached) :]]
 
     def fork(self, vpages: Sequence[int], length: int) -> list[int] | None:
         """Share the pages of `length` tokens with another sample; copy a partial one.
@@ -144,9 +151,8 @@ class PageTable:
         held = tuple(vpages[: self.pages_for(length)])
         copied = len(held) - 1 if length % self.page_size else len(held)
         if copied < len(held):
-            if not self.can_take(1):
+            if not self.can_take(1) or not self._make_room(1):
                 return None
-            self._make_room(1)
         child = self.ledger.fork(_GROUP, held, copied)
         self._owed.append(("fork", held, copied))
         return [int(v) for v in child]
@@ -192,13 +198,14 @@ class PageTable:
         self._owed = []
         return pool
 
-    def _make_room(self, count: int) -> None:
-        """Evict what `count` pages are short of; the caller has asked `can_take`."""
+    def _make_room(self, count: int) -> bool:
+        """Evict what `count` pages are short of; say whether they are free now."""
         short = count - self.ledger.num_free
         if short > 0:
             gone = self.cache.evict(short, self._is_idle)
             self.num_evicted += len(gone)
             self._forget(gone)
+        return count <= self.ledger.num_free
 
     def _is_idle(self, vpage: int) -> bool:
         return int(self.ledger.groups[_GROUP].refs[vpage]) == 1
@@ -214,6 +221,12 @@ class PageTable:
         self._num_evictable -= self._count_evictable(vpages)
         self._is_cached[np.asarray(vpages, np.int64)] = False
         self._release(vpages)
+
+    def _retain(self, vpages: tuple[int, ...]) -> None:
+        if vpages:
+            self._num_evictable -= self._count_evictable(vpages)
+            self.ledger.retain(_GROUP, vpages)
+            self._owed.append(("retain", vpages, 0))
 
     def _release(self, vpages: tuple[int, ...]) -> None:
         if vpages:

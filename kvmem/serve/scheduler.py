@@ -145,7 +145,9 @@ class Scheduler:
         """Offer a sequence's computed whole pages to later requests."""
         if self.prefix_cache and not sequence.is_mixed:
             computed = sequence.tokens[: sequence.num_computed]
-            self.table.publish(computed, sequence.vpages, sequence.identity)
+            sequence.vpages = self.table.publish(
+                computed, sequence.vpages, sequence.identity
+            )
 
     def fork(self, sequence: Sequence, twin: Sequence) -> None:
         """Start another sample from the pages of one that has just finished its prompt.
@@ -261,11 +263,15 @@ class Scheduler:
     def _give_pages(self, sequence: Sequence) -> bool:
         """Share the cached prefix and hand out the rest; all or nothing."""
         hit = self._look_up(sequence)
-        fresh = self.table.pages_for(len(sequence.tokens)) - len(hit.vpages)
-        if not self.table.can_take(fresh, keeping=hit.vpages):
+        count = self.table.pages_for(len(sequence.tokens)) - len(hit.vpages)
+        if not self.table.can_take(count, keeping=hit.vpages):
             return False
         held = self.table.adopt(hit, sequence.tokens, sequence.identity)
-        sequence.vpages = [*held, *self.table.take(fresh)]
+        fresh = self.table.take(count)
+        if fresh is None:
+            self.table.give_back(held)
+            return False
+        sequence.vpages = [*held, *fresh]
         sequence.num_computed = hit.num_tokens
         sequence.found(hit.num_tokens, hit.reason)
         return True
