@@ -25,7 +25,9 @@ class Objection(NamedTuple):
     """One law that observed records break, and where it is first seen.
 
     Laws: "shape" (rows, record length or dtype), "placement" (the bytes belong to
-    another place of the expected records), "bytes" (they belong nowhere).
+    another place of the expected records), "bytes" (they belong nowhere). Those who
+    make records add their own: "refused" (a layer has no way into pages), "import"
+    (records and a holder's page differ).
     """
 
     law: str
@@ -38,6 +40,8 @@ class Objection(NamedTuple):
     def __str__(self) -> str:
         if self.layer is None:
             return f"{self.law}: {self.detail}"
+        if self.head is None:
+            return f"{self.law}: layer {self.layer}: {self.detail}"
         place = f"layer {self.layer} head {self.head} field {self.field}"
         return f"{self.law}: {place}, token {self.token}: {self.detail}"
 

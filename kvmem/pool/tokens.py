@@ -15,6 +15,7 @@ u8[P, E]; `jax.vmap` or `jax.shard_map` gives the rank axis.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from kvmem.pool import dispatch
 from kvmem.pool.ids import as_host_ids, as_ids
 
 __all__ = [
+    "WriteFn",
     "checked_read",
     "checked_write",
     "read",
@@ -34,6 +36,13 @@ __all__ = [
     "write",
     "write_rows",
 ]
+
+
+WriteFn = Callable[..., jax.Array]
+"""How a model writes one layer's new rows on one rank, for use inside jit:
+(pages u8[P, E], envelope, layer, k [S, Q, H, D], v [S, Q, H, Dv], table i32[S, M],
+starts i32[S], num_new i32[S]) -> pages. Token i of sequence s has position
+starts[s] + i; rows from num_new[s] on, and those of null pages, are dropped."""
 
 
 def write(

@@ -3,9 +3,12 @@
 The only room that knows both sides. `export_records` and `import_records` are the
 verbs; `choose` says which executor runs them and why. The host executor is numpy on
 the arrays' own memory (CPU); the device executor is a jax program for any backend;
-both move the same bytes.
+both move the same bytes. `certify` proves that a model's write path, page order,
+sharding and executor make the records that everyone else reads.
 """
 
+from kvmem.transfer.arrays import Pages
+from kvmem.transfer.certify import certify, require_certified
 from kvmem.transfer.choose import IMPLEMENTATIONS, Choice, choose
 from kvmem.transfer.records import export_records, import_records
 from kvmem.transfer.window import Window
@@ -13,8 +16,11 @@ from kvmem.transfer.window import Window
 __all__ = [
     "IMPLEMENTATIONS",
     "Choice",
+    "Pages",
     "Window",
+    "certify",
     "choose",
     "export_records",
     "import_records",
+    "require_certified",
 ]

@@ -1,0 +1,278 @@
+"""Certification: the real write path passes, and every mutant of it is named."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from kvmem import canonical, errors, mesh, transfer
+from kvmem.geometry import LayerSpec, Topology, envelope, group_layers
+from kvmem.model import attention
+from kvmem.pool import tokens
+from kvmem.transfer import numbers, trial
+
+ORDERS = [*envelope.ORDERS, "layer | token head field", "layer | head field token"]
+
+
+def group(heads=3, dim=8, page_size=4, layers=2, **spec):
+    specs = [
+        LayerSpec(f"layers.{i}", i, kv_heads=heads, head_dim=dim, **spec)
+        for i in range(layers)
+    ]
+    (made,) = group_layers(specs, page_size=page_size)
+    return made
+
+
+def entry_by_entry(pages, env, layer, k, v, table, starts, num_new):
+    """Write by the pool's own rows: a second write path, made of `tokens.write`."""
+    positions = starts[:, None] + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
+    at, slots = positions // env.page_size, positions % env.page_size
+    ids = jnp.take_along_axis(table, at, axis=1, mode="fill", fill_value=1 << 20)
+    new = jnp.arange(k.shape[1], dtype=jnp.int32)[None] < num_new[:, None]
+    ids = jnp.where(new, ids, pages.shape[0]).reshape(-1)
+    for name, rows in (("k", k), ("v", v)):
+        first = 0
+        for entry in env.entries_of(layer, name):
+            own = rows[:, :, first : first + entry.nheads]
+            raw = jax.lax.bitcast_convert_type(own, jnp.uint8)
+            raw = raw.reshape(ids.size, entry.nbytes)
+            pages = tokens.write(
+                pages, entry, ids, slots.reshape(-1), raw, page_size=env.page_size
+            )
+            first += entry.nheads
+    return pages
+
+
+@pytest.mark.parametrize("write", [attention.write_rows, entry_by_entry])
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("tp", [1, 3, 9])
+def test_the_real_write_path_meets_no_objection(write, order, tp):
+    plan = canonical.plan(group(v_head_dim=4), Topology(tp), order)
+    assert transfer.certify(plan, write) == ()
+
+
+@pytest.mark.parametrize(
+    "topology, page_size",
+    [(Topology(3, 2, 2), 4), (Topology(1, 3, 1), 3), (Topology(6, 2, 4), 8)],
+    ids=str,
+)
+def test_token_shards_are_certified(implementation, topology, page_size):
+    plan = canonical.plan(group(page_size=page_size), topology)
+    found = transfer.certify(plan, attention.write_rows, implementation=implementation)
+    assert found == ()
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("topology", [Topology(6), Topology(3, 2)], ids=str)
+@pytest.mark.parametrize("order", ["head_major", ORDERS[-2]])
+def test_a_mesh_is_certified(implementation, kind, topology, order):
+    made = mesh.make(topology, axis_type=kind)
+    plan = canonical.plan(group(), topology, order)
+    options = {"mesh": made, "implementation": implementation}
+    assert transfer.certify(plan, attention.write_rows, **options) == ()
+    found = transfer.certify(rotated(plan), attention.write_rows, **options)
+    assert "placement" in {each.law for each in found}
+
+
+@pytest.mark.parametrize(
+    "dtype, passes", [("float32", 1), ("float16", 2), ("bfloat16", 2)]
+)
+def test_a_dtype_carries_the_numbers_in_as_many_passes_as_it_needs(dtype, passes):
+    plan = canonical.plan(group(dtype=dtype, dim=32), Topology(3))
+    num_tokens = trial.shape(plan).num_tokens
+    assert numbers.num_passes(plan.group, num_tokens) == passes
+    assert transfer.certify(plan, attention.write_rows) == ()
+
+
+def rotated(plan):
+    """Rank r uses the runs of shard r + 1."""
+    turn = plan.topology.dcp
+    return dataclasses.replace(
+        plan,
+        runs=(*plan.runs[turn:], *plan.runs[:turn]),
+        writers=(*plan.writers[turn:], *plan.writers[:turn]),
+    )
+
+
+def reversed_page(plan):
+    """Slot s is taken for slot page_size - 1 - s."""
+
+    def turn(run):
+        last = run.local_offset + (run.count - 1) * run.local_stride
+        return dataclasses.replace(
+            run, local_offset=last, local_stride=-run.local_stride
+        )
+
+    def turn_all(lists):
+        return tuple(tuple(map(turn, runs)) for runs in lists)
+
+    return dataclasses.replace(
+        plan, runs=turn_all(plan.runs), writers=turn_all(plan.writers)
+    )
+
+
+@pytest.mark.parametrize("mutate", [rotated, reversed_page])
+@pytest.mark.parametrize("order", ["head_major", "token_major", ORDERS[-1]])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_wrong_bijection_is_named_though_it_tiles(mutate, order, dtype):
+    plan = mutate(canonical.plan(group(dtype=dtype), Topology(3), order))
+    assert canonical.check(plan) == ()
+    found = transfer.certify(plan, attention.write_rows)
+    moved = {each[1:4] for each in found if each.law == "placement"}
+    assert len(moved) == 2 * 3 * 2  # every layer, head and field, at once
+    holds = {
+        rotated: "holds layer layers.0 head 2 field k, token 0",
+        reversed_page: "holds layer layers.0 head 0 field k, token 3",
+    }
+    assert holds[mutate] in str(found[0])
+
+
+def through(change):
+    """Return the real write path with its arguments changed."""
+
+    def write(pages, env, layer, k, v, table, starts, num_new):
+        args = {
+            "pages": pages, "envelope": env, "layer": layer, "k": k, "v": v,
+            "table": table, "starts": starts, "num_new": num_new,
+        }  # fmt: skip
+        return attention.write_rows(**(args | change(args)))
+
+    return write
+
+
+WRITERS = {
+    "k for v": (lambda a: {"k": a["v"], "v": a["k"]}, "placement"),
+    "heads turned round": (lambda a: {"k": a["k"][:, :, ::-1]}, "placement"),
+    "elements turned round": (lambda a: {"v": a["v"][..., ::-1]}, "bytes"),
+    "one slot late": (lambda a: {"starts": a["starts"] + 1}, "bytes"),
+    "the second call overwrites": (lambda a: {"starts": a["starts"] * 0}, "placement"),
+    "a layer too far": (
+        lambda a: {"layer": {"layers.0": "layers.1"}.get(a["layer"], "layers.0")},
+        "placement",
+    ),
+    "table turned round": (lambda a: {"table": a["table"][:, ::-1]}, "placement"),
+    "pages beside those of the table": (
+        lambda a: {"table": (a["table"] + 1) % 6},
+        "placement",
+    ),
+    "rounded on the way": (
+        lambda a: {"k": a["k"].astype(jnp.bfloat16).astype(jnp.float32)},
+        "bytes|placement",
+    ),
+    "padded rows are kept": (lambda a: {"num_new": a["num_new"] + 1}, "import"),
+    "the last token is dropped": (lambda a: {"num_new": a["num_new"] - 1}, "bytes"),
+    "rows of no sequence are written": (
+        lambda a: {
+            "table": jnp.where(a["table"] >= 6, 4, a["table"]),
+            "num_new": jnp.where(a["num_new"] == 0, 1, a["num_new"]),
+        },
+        "import",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", WRITERS)
+@pytest.mark.parametrize("tp", [1, 4])
+def test_a_write_path_that_errs_is_named(implementation, mutant, tp):
+    change, laws = WRITERS[mutant]
+    plan = canonical.plan(group(heads=2, layers=2), Topology(tp))
+    if mutant == "heads turned round" and tp == 4:
+        pytest.skip("one local head has no order")
+    shape = trial.shape(plan)
+    assert shape.num_pages == 6 and 4 not in shape.page_ids
+    found = transfer.certify(plan, through(change), implementation=implementation)
+    assert found
+    assert {each.law for each in found} & set(laws.split("|"))
+
+
+def test_a_holder_that_errs_is_named_though_it_is_nobodys_writer(implementation):
+    sound = canonical.plan(group(heads=2, layers=1), Topology(4))
+    silent = ((), *sound.runs[1:2], (), *sound.runs[3:])  # ranks 1 and 3 write it all
+    plan = dataclasses.replace(sound, writers=silent)
+
+    def write(pages, env, layer, k, v, table, starts, num_new):
+        rows = jnp.where(jax.lax.axis_index("tp") == 2, v, k)
+        return attention.write_rows(pages, env, layer, rows, v, table, starts, num_new)
+
+    options = {"mesh": mesh.make(Topology(4)), "implementation": implementation}
+    assert transfer.certify(plan, attention.write_rows, **options) == ()
+    (found,) = transfer.certify(plan, write, **options)
+    assert found[:4] == ("import", "layers.0", 1, "k")
+    assert "rank 2 page" in str(found)
+
+
+@pytest.mark.case("LAY-07")
+def test_one_uncertifiable_layer_is_an_error_that_names_every_one():
+    layers = [
+        LayerSpec(f"layers.{i}", i, kv_heads=2, head_dim=8, dtype=dtype)
+        for i, dtype in enumerate(
+            ["float32", "float8_e4m3fn", "bfloat16", "float8_e5m2"]
+        )
+    ]
+    (made,) = group_layers(layers, page_size=4)
+    plan = canonical.plan(made, Topology(2))
+    found = transfer.certify(plan, attention.write_rows)
+    assert [(each.law, each.layer) for each in found] == [
+        ("refused", "layers.1"),
+        ("refused", "layers.3"),
+    ]
+    with pytest.raises(errors.IncompatiblePlan) as refusal:
+        transfer.require_certified(plan, attention.write_rows)
+    message = str(refusal.value)
+    assert "refused: layer layers.1: attention over float8_e4m3fn pages" in message
+    assert "refused: layer layers.3: attention over float8_e5m2 pages" in message
+    assert "every layer is certified, or no record is shared" in message
+
+
+@pytest.mark.case("LAY-07")
+def test_faults_of_several_laws_come_back_together():
+    def write(pages, env, layer, k, v, table, starts, num_new):
+        if layer == "layers.0":
+            raise ValueError("no kernel for this layer")
+        return attention.write_rows(pages, env, layer, v, k, table, starts, num_new)
+
+    plan = canonical.plan(group(layers=2), Topology(3))
+    found = transfer.certify(plan, write)
+    assert {(each.law, each.layer) for each in found} == {
+        ("refused", "layers.0"),
+        ("placement", "layers.1"),
+    }
+    with pytest.raises(errors.IncompatiblePlan, match="no kernel.*placement"):
+        transfer.require_certified(plan, write)
+
+
+@pytest.mark.parametrize(
+    "order, num_pages",
+    [("layer field | token head", None), ("layer | field | token head", 6)],
+)
+def test_planes_that_no_write_path_can_be_given_are_refused(order, num_pages):
+    plan = canonical.plan(group(), Topology(3), order, num_pages=num_pages)
+    found = transfer.certify(plan, attention.write_rows)
+    assert [each[:2] for each in found] == [
+        ("refused", "layers.0"),
+        ("refused", "layers.1"),
+    ]
+    assert "spreads a page of it over 2 planes" in str(found[0])
+
+
+def test_what_is_certified_raises_nothing_and_a_small_mesh_is_refused():
+    plan = canonical.plan(group(), Topology(3))
+    assert transfer.require_certified(plan, attention.write_rows) is None
+    with pytest.raises(errors.IncompatiblePlan, match="3 ranks on a mesh of 6"):
+        transfer.certify(plan, attention.write_rows, mesh=mesh.make(Topology(6)))
+
+
+def test_an_executor_that_errs_is_named(monkeypatch):
+    plan = canonical.plan(group(), Topology(3))
+    host = transfer.host
+
+    def skewed(local, record):
+        np.copyto(record, np.roll(local, 1, axis=-1))
+
+    monkeypatch.setattr(host, "_to_records", skewed)
+    found = transfer.certify(plan, attention.write_rows, implementation="host")
+    assert {each.law for each in found} >= {"bytes"}
+    assert {each.layer for each in found} >= {"layers.0", "layers.1"}
