@@ -50,10 +50,11 @@ class Keeper:
         self._number = max(map(index.number, index.names(folder)), default=0)
 
     def sweep(self) -> tuple[str, ...]:
-        """Take away what a dead writer left unsealed; return the names.
+        """Take away what a dead writer left; return its names in the folder.
 
-        Only folders that bear a name of ours and have no manifest are such: what cannot
-        be read, or belongs to somebody else, is left alone.
+        Only folders that bear a name of ours and have no manifest are such, and drafts
+        of manifests that are there: what cannot be read, or belongs to somebody else,
+        is left alone.
         """
         left = [
             name
@@ -66,7 +67,11 @@ class Keeper:
             self.disk.remove(self.folder / name)
             with self._index.lock:
                 del self._index.unusable[name]
-        return tuple(left)
+        drafts = [f"{name}/{manifest.NAME}.tmp" for name in list(self._index.segments)]
+        drafts = [name for name in drafts if (self.folder / name).exists()]
+        for name in drafts:
+            self.disk.unlink(self.folder / name)
+        return (*left, *drafts)
 
     def keep(
         self,
