@@ -160,8 +160,8 @@ def build(
     entries = tuple(
         Entry(
             field=row.field,
-            offset=places[row].offsets[0],
-            slot_stride=_slot_stride(places[row], row),
+            offset=places[row].offset,
+            slot_stride=places[row].slot_stride,
             head0=topology.shard(row.field, rank).start + row.head,
             nheads=row.nheads,
             plane=places[row].plane,
@@ -187,18 +187,19 @@ class _Row:
     def padded_nbytes(self) -> int:
         return _round_up(self.nheads * self.field.head_nbytes)
 
-    def at(self, axes: tuple[str, ...], slot: int = 0) -> tuple[int, ...]:
-        """Return the place of a slot of this row along `axes`."""
+    def at(self, axes: tuple[str, ...]) -> tuple[int, ...]:
+        """Return the place of this row along `axes`, "token" not among them."""
         at = {"layer": self.layer_at, "field": self.field_at, "head": self.head}
-        return tuple((at | {"token": slot})[axis] for axis in axes)
+        return tuple(at[axis] for axis in axes)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a row stands: its plane, and the byte of each slot in the plane's page."""
+    """Where a row stands: its plane, and how its slots stand in the plane's page."""
 
     plane: Plane
-    offsets: tuple[int, ...]
+    offset: int
+    slot_stride: int
 
 
 def _rows(group: LifecycleGroup, topology: Topology, together: bool) -> list[_Row]:
@@ -233,36 +234,37 @@ def _places(
         base = 0
         for region in sorted({row.at(order.regions) for row in inside}):
             own = [row for row in inside if row.at(order.regions) == region]
-            offsets, nbytes = _lay_down(own, order.page, page_size)
+            slots, nbytes = _lay_down(own, order.page, page_size)
             plane = Plane(index, base, nbytes)
-            places |= {row: _Place(plane, tuple(offsets[row])) for row in own}
+            for row, (offset, stride) in slots.items():
+                stride = nbytes if page_size == 1 else stride
+                places[row] = _Place(plane, offset, stride)
             base += nbytes * (num_pages or 0)
     return places
 
 
 def _lay_down(
     rows: list[_Row], axes: tuple[str, ...], page_size: int
-) -> tuple[dict[_Row, list[int]], int]:
-    """Give every (row, slot) its byte offset, in the order of the axes."""
+) -> tuple[dict[_Row, tuple[int, int]], int]:
+    """Give every row (byte of slot 0, bytes from slot to slot), and the page's size.
 
-    def place(cell: tuple[_Row, int]) -> tuple[int, ...]:
-        return cell[0].at(axes, cell[1])
-
-    offsets: dict[_Row, list[int]] = {row: [] for row in rows}
+    Rows that agree on every axis outside "token" stand in one block for each slot, so a
+    block's size is what its rows are apart from slot to slot.
+    """
+    cut = axes.index("token")
+    outer, inner = axes[:cut], axes[cut + 1 :]
+    ordered = sorted(rows, key=lambda row: (row.at(outer), row.at(inner)))
+    found: dict[_Row, tuple[int, int]] = {}
     end = 0
-    for row, _ in sorted(itertools.product(rows, range(page_size)), key=place):
-        offsets[row].append(end)
-        end += row.padded_nbytes
-    return offsets, end
-
-
-def _slot_stride(place: _Place, row: _Row) -> int:
-    """Return the one distance between neighbouring slots of a row."""
-    if len(place.offsets) == 1:
-        return place.plane.page_stride
-    strides = {b - a for a, b in itertools.pairwise(place.offsets)}
-    assert len(strides) == 1, f"slots of {row.field} are not evenly spaced"
-    return strides.pop()
+    for _, block in itertools.groupby(ordered, key=lambda row: row.at(outer)):
+        inside = tuple(block)
+        stride = sum(row.padded_nbytes for row in inside)
+        start = end
+        for row in inside:
+            found[row] = (start, stride)
+            start += row.padded_nbytes
+        end += stride * page_size
+    return found, end
 
 
 def _round_up(nbytes: int) -> int:

@@ -1,6 +1,7 @@
 """Envelopes: every byte of a page has one meaning, in every order and topology."""
 
 import itertools
+import time
 
 import pytest
 
@@ -108,6 +109,65 @@ def test_an_array_a_layer_holds_the_page_of_a_group_of_that_layer(tp):
                 assert [(e.offset, e.slot_stride, e.nheads) for e in got] == [
                     (e.offset, e.slot_stride, e.nheads) for e in want
                 ]
+
+
+def laid_down_one_by_one(made, topology, places):
+    """Walk every cell of every page in order, and say where each slot begins."""
+    arrays, regions, page = places
+    together = page[-1] == "head"
+    rows = []
+    for layer_at, layer in enumerate(made.layers):
+        for field_at, field in enumerate(layer.fields):
+            heads = topology.shard(field, 0).count
+            for head in range(1 if together else heads):
+                at = {"layer": layer_at, "field": field_at, "head": head}
+                nbytes = field.head_nbytes * (heads if together else 1)
+                rows.append((layer.name, field.name, at, -(-nbytes // 16) * 16))
+    cells = [(row, slot) for row in rows for slot in range(made.page_size)]
+
+    def place(cell):
+        at = cell[0][2] | {"token": cell[1]}
+        return [[at[axis] for axis in part] for part in (arrays, regions, page)]
+
+    found, before, end = {}, None, 0
+    for (layer, field, at, nbytes), slot in sorted(cells, key=place):
+        here = place(((layer, field, at, nbytes), slot))[:2]
+        if here != before:
+            before, end = here, 0
+        found[layer, field, at["head"], slot] = end
+        end += nbytes
+    return found
+
+
+LINES = [" ".join(axes) for axes in itertools.permutations(envelope.AXES)]
+LINES += ["layer | " + line for line in ("head field token", "token field head")]
+LINES += ["layer | field | token head", "field | layer | head token"]
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("page_size", [1, 2, 5])
+def test_slots_stand_where_laying_them_down_one_by_one_puts_them(line, page_size):
+    made = group(layers=3, heads=4, dim=6, dtype="bfloat16", v_dim=3)
+    made = group_layers(made.layers, page_size)[0]
+    parts = [tuple(part.split()) for part in line.split("|")]
+    places = (*parts[:-1], (), ())[:2] + (parts[-1],)
+    num_pages = 7 if len(parts) == 3 else None
+    for topology in (Topology(), Topology(2)):
+        built = envelope.build(made, topology, 0, line, num_pages)
+        found = laid_down_one_by_one(made, topology, places)
+        for entry in built.entries:
+            for slot in range(page_size):
+                key = (entry.field.layer, entry.field.name, entry.head0, slot)
+                assert entry.address(slot) == found[key]
+
+
+def test_the_envelope_of_a_long_page_comes_at_once():
+    made = group(layers=32, heads=8, dim=128, page_size=1 << 20)
+    start = time.process_time()
+    for order in envelope.ORDERS:
+        built = envelope.build(made, Topology(), 0, order)
+        assert built.nbytes == made.record_nbytes << 20
+    assert time.process_time() - start < 2.0
 
 
 def test_a_region_begins_behind_every_page_of_the_one_before():
