@@ -1,13 +1,15 @@
 """The canonical form: what every topology calls the same byte.
 
 Token records, derived from envelopes: mapping (one page of one rank), plan (all ranks
-and their elected writers), judge (is it the right bijection?), format (what the bytes
-mean, as an id). Pure numpy, no jax: this room is arithmetic on byte addresses.
+and their elected writers), compose (one side's pages into another's), judge (is it the
+right bijection?), format (what the bytes mean, as an id). Pure numpy, no jax: this room
+is arithmetic on byte addresses.
 
 The law: the records of tokens [a, c) are those of [a, b) followed by those of [b, c),
 and nothing in them depends on topology, page size or page order.
 """
 
+from kvmem.canonical.compose import Copy, compose
 from kvmem.canonical.format import FORMAT_VERSION, format_fields, format_id
 from kvmem.canonical.grid import RunGrid, grids
 from kvmem.canonical.judge import Objection, judge
@@ -17,12 +19,14 @@ from kvmem.canonical.plan import CopyPlan, check, plan
 __all__ = [
     "FORMAT_VERSION",
     "RECORD",
+    "Copy",
     "CopyPlan",
     "CopyRun",
     "Objection",
     "RunGrid",
     "canonical_envelope",
     "check",
+    "compose",
     "format_fields",
     "format_id",
     "grids",

@@ -11,13 +11,13 @@ so every deployment of one model shares one id, and two rope thetas never do.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvmem.geometry.fields import LayerSpec
 from kvmem.geometry.groups import LifecycleGroup
 from kvmem.geometry.rope import Rope
 
-__all__ = ["FORMAT_VERSION", "format_fields", "format_id"]
+__all__ = ["FORMAT_VERSION", "format_fields", "format_id", "id_of"]
 
 FORMAT_VERSION = 1  # a change to record bytes or to the facts below raises it
 _DIGEST_CHARS = 32  # 128 bits
@@ -27,9 +27,14 @@ Facts = dict[str, object]
 
 def format_id(groups: Sequence[LifecycleGroup]) -> str:
     """Return the id of the records of these groups, equal in every process."""
-    facts = json.dumps(format_fields(groups), sort_keys=True, separators=(",", ":"))
+    return id_of(format_fields(groups))
+
+
+def id_of(fields: Mapping[str, object]) -> str:
+    """Return the id that these fields have, whoever tells them."""
+    facts = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     digest = hashlib.sha256(b"kvmem format\0" + facts.encode()).hexdigest()
-    return f"v{FORMAT_VERSION}-{digest[:_DIGEST_CHARS]}"
+    return f"v{fields.get('version')}-{digest[:_DIGEST_CHARS]}"
 
 
 def format_fields(groups: Sequence[LifecycleGroup]) -> Facts:
