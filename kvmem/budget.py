@@ -25,6 +25,7 @@ __all__ = [
     "Limit",
     "device_limit",
     "fraction_limit",
+    "host_term",
     "limit",
     "rank_limit",
     "solve",
@@ -59,7 +60,8 @@ class Budget:
     """A solved budget of one rank; every rank's is the same.
 
     `terms` are the claims a row of the target pool makes on a rank; `max_pages` is a
-    cap in pages that a person set, None when there is none.
+    cap in pages that a person set, None when there is none. `host_terms` are claims on
+    the machine's memory, outside the pools.
     """
 
     groups: tuple[GroupPages, ...]
@@ -68,6 +70,7 @@ class Budget:
     draft_pages: int = 0
     draft_page_nbytes: int = 0
     max_pages: int | None = None
+    host_terms: tuple[Term, ...] = ()
 
     @property
     def pool_nbytes(self) -> int:
@@ -130,6 +133,38 @@ def rank_limit(
             )
         )
     return Limit(name, nbytes, f"for each of {ranks} ranks, {asked:,} B in all")
+
+
+def host_term(
+    nbytes: int,
+    topology: Topology,
+    solved: Budget,
+    machine_nbytes: int | None = None,
+) -> Term:
+    """Return each rank's part of a host tier that all ranks share.
+
+    Args:
+        nbytes: of the tier, once for all ranks.
+        topology: the ranks.
+        solved: their pools.
+        machine_nbytes: memory of the machine that holds pools and tier, if declared.
+
+    Raises:
+        IncompatiblePlan: pools and tier together ask for more than the machine has.
+    """
+    ranks, pools = topology.ranks, solved.used_nbytes * topology.ranks
+    if machine_nbytes is not None and pools + nbytes > machine_nbytes:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"a host tier of {nbytes:,} B for {ranks} ranks together",
+                f"with pools of {solved.used_nbytes:,} x {ranks} = {pools:,} B that is "
+                f"{pools + nbytes:,} B, more than the {machine_nbytes:,} B of this "
+                "machine",
+                f"Give the tier at most {max(0, machine_nbytes - pools):,} B, or the "
+                "pools less",
+            )
+        )
+    return Term("host tier", "store", 0, fixed_bytes=-(-nbytes // ranks))
 
 
 def fraction_limit(name: str, free_nbytes: int, fraction: float) -> Limit:

@@ -17,7 +17,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from kvmem import budget, canonical, errors, geometry, serve, settings
+from kvmem import budget, canonical, errors, geometry, serve, settings, store
 from kvmem.budget import Budget, Limit
 from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.model import presets
@@ -26,7 +26,7 @@ from kvmem.model.partition import Partition
 from kvmem.model.spec import ModelSpec
 from kvmem.serve import ServeConfig
 from kvmem.settings import Nbytes, Override, Setting
-from kvmem.store import PageStore
+from kvmem.store import HostTier, RecordStore, TieredStore
 
 __all__ = ["Config", "ModelConfig", "PoolConfig", "ServeConfig", "StoreConfig"]
 __all__ += ["explain", "load"]
@@ -145,17 +145,81 @@ class StoreConfig:
     """Where token records are kept.
 
     Args:
-        root: the store's folder; None: nothing is stored.
+        root: the store's folder, or s3://bucket/prefix; None: nothing outlives the
+            process.
         chunk_tokens: tokens of a chunk; a property of the root.
         read_only: look records up and write none; readers share a root.
+        max_nbytes: bytes that a folder's files of this model and format may take.
+        host_memory: bytes of RAM in front of the root, once for all ranks; without a
+            root, RAM alone.
+        host_kind: memory of the RAM tier, pinned_host where the backend has it.
+        endpoint: address of an s3:// root's server; None: Amazon's.
+        region: region of an s3:// root's bucket; None: the environment's.
     """
 
     root: str | None = None
     chunk_tokens: int = 16
     read_only: bool = False
+    max_nbytes: Nbytes | None = None
+    host_memory: Nbytes | None = None
+    host_kind: Literal["pageable", "pinned_host"] = "pageable"
+    endpoint: str | None = None
+    region: str | None = None
 
     def __post_init__(self):
-        _require_positive(chunk_tokens=self.chunk_tokens)
+        _require_positive(
+            chunk_tokens=self.chunk_tokens,
+            max_nbytes=self.max_nbytes,
+            host_memory=self.host_memory,
+        )
+        if self.host_memory is None and self.host_kind != "pageable":
+            raise errors.ConfigError(
+                errors.say(
+                    f"host_kind = {self.host_kind!r} alone",
+                    "it is the kind of host_memory",
+                    "Give store.host_memory too",
+                )
+            )
+        store.check_options(
+            self.root,
+            max_nbytes=self.max_nbytes,
+            endpoint=self.endpoint,
+            region=self.region,
+        )
+
+    def open(self, model: LoadedModel, group: LifecycleGroup) -> RecordStore | None:
+        """Open the tiers that are set, None without any.
+
+        A writer leaves beside the segments what both ids stand for.
+        """
+        if self.root is None and self.host_memory is None:
+            return None  # without digesting the model
+        facts = {
+            "model_id": model.model_id,
+            "format_id": canonical.format_id([group]),
+            "record_nbytes": group.record_nbytes,
+            "chunk_tokens": self.chunk_tokens,
+        }
+        host = None
+        if self.host_memory is not None:
+            host = HostTier(self.host_memory, memory=self.host_kind, **facts)
+        if self.root is None:
+            return host
+        kept = store.open_root(
+            self.root,
+            **facts,
+            read_only=self.read_only,
+            max_nbytes=self.max_nbytes,
+            endpoint=self.endpoint,
+            region=self.region,
+        )
+        if kept.writable:
+            try:
+                store.explain(kept, model.facts, canonical.format_fields([group]))
+            except BaseException:
+                kept.close()
+                raise
+        return kept if host is None else TieredStore(host, kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +232,7 @@ class Config:
         topology: ranks that share the cache.
         pool: pages and their budget.
         serve: the step loop.
-        store: token records on disk.
+        store: token records in RAM, on disk or in a bucket.
     """
 
     model: ModelConfig
@@ -213,7 +277,8 @@ class Config:
 
         Raises:
             ConfigError: neither a limit in bytes nor a number of pages is set.
-            IncompatiblePlan: the topology does not fit the model, or the machine.
+            IncompatiblePlan: the topology does not fit the model, or pools and host
+                tier not the machine.
             OutOfPages: the limits do not hold one page.
         """
         limits = self.pool.limits(self.topology, self.weight_nbytes)
@@ -228,7 +293,13 @@ class Config:
         if not limits:
             unbound = self._solve((budget.limit("pages", 1 << 62),))
             limits = (budget.limit("pages", unbound.used_nbytes, "as many as asked"),)
-        return self._solve(limits)
+        solved = self._solve(limits)
+        if self.store.host_memory is None:
+            return solved
+        host = budget.host_term(
+            self.store.host_memory, self.topology, solved, self.pool.machine_memory
+        )
+        return dataclasses.replace(solved, host_terms=(host,))
 
     def engine(self, model: LoadedModel | None = None) -> "serve.Engine":
         """Return an engine that serves the model; loads its weights and starts jax.
@@ -258,24 +329,9 @@ class Config:
             self.topology,
             order=self.pool.order,
             config=self.serve,
-            store=self._page_store(model, group),
+            store=self.store.open(model, group),
             poison=self.pool.poison,
             checked=self.pool.checked,
-        )
-
-    def _page_store(
-        self, model: LoadedModel, group: LifecycleGroup
-    ) -> PageStore | None:
-        """Open the store that the config names, None without one."""
-        if self.store.root is None:
-            return None
-        return PageStore.open(
-            self.store.root,
-            model.model_id,
-            canonical.format_id([group]),
-            record_nbytes=group.record_nbytes,
-            chunk_tokens=self.store.chunk_tokens,
-            read_only=self.store.read_only,
         )
 
     def _solve(self, limits: tuple[Limit, ...]) -> Budget:

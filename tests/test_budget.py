@@ -185,3 +185,16 @@ def test_a_draft_group_in_the_target_role_is_refused():
         )
     with pytest.raises(errors.ConfigError, match="lies in"):
         budget.fraction_limit("fraction", GIB, 1.5)
+
+
+@pytest.mark.case("BUD-04")
+def test_a_host_tier_is_one_for_all_ranks_and_fits_beside_their_pools():
+    topology = Topology(tp=4)
+    solved = budget.solve(target(16), topology, [budget.limit("memory", GIB)])
+    pools = 4 * solved.used_nbytes
+    term = budget.host_term(50 * GIB + 1, topology, solved)
+    assert term.fixed_bytes == 13_421_772_801  # rounded up: no claim is lost
+    fits = budget.host_term(3 * GIB, topology, solved, pools + 3 * GIB)
+    assert fits.fixed_bytes == 3 * GIB // 4
+    with pytest.raises(errors.IncompatiblePlan, match=f"at most {3 * GIB - 1:,} B"):
+        budget.host_term(3 * GIB, topology, solved, pools + 3 * GIB - 1)

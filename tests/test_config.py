@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from kvmem import config, errors
+from kvmem import canonical, config, errors, store
 from kvmem.config import Config, ModelConfig, PoolConfig, StoreConfig
 from kvmem.geometry import Topology
 
@@ -162,6 +162,13 @@ def test_every_config_of_the_repository_is_understood(repo_root: pathlib.Path):
         config.load(path, env={})
 
 
+class Model:
+    """All that a store asks of a loaded model."""
+
+    model_id = "a" * 64
+    facts = {"scheme": "a test's"}
+
+
 def test_an_engine_is_given_everything_that_the_config_says(
     llama_config, monkeypatch, tmp_path
 ):
@@ -170,9 +177,6 @@ def test_an_engine_is_given_everything_that_the_config_says(
     def engine(*args, **named):
         names = ("model", "group", "budget", "topology")
         given.update(zip(names, args, strict=True), **named)
-
-    class Model:
-        model_id = "a" * 64
 
     monkeypatch.setattr("kvmem.serve.Engine", engine)
     made = make(
@@ -214,3 +218,99 @@ def test_a_draft_is_planned_and_not_run(llama_config):
     made = make(llama_config(), "pool.pages=1", f"draft.source={llama_config('d')}")
     with pytest.raises(errors.IncompatiblePlan, match="does not run one"):
         made.engine()
+
+
+@pytest.mark.case("BUD-04")
+def test_a_host_tier_is_claimed_once_for_all_ranks(llama_config):
+    made = make(
+        llama_config(),
+        *("topology.tp=4", "pool.memory=1GiB", "store.host_memory=50GiB"),
+        "pool.machine_memory=54GiB",
+    )
+    solved = made.budget()
+    (term,) = solved.host_terms
+    assert (term.name, term.owner) == ("host tier", "store")
+    assert (term.fixed_bytes, term.bytes_per_token) == (13_421_772_800, 0)
+    assert solved.used_nbytes <= GIB  # the pools are not paid from it
+
+
+@pytest.mark.case("BUD-04")
+def test_pools_and_host_tier_beyond_the_machine_are_refused_with_the_sum(llama_config):
+    made = make(
+        llama_config(),
+        *("topology.tp=4", "pool.memory=2GiB", "store.host_memory=50GiB"),
+        "pool.machine_memory=57GiB",
+    )
+    words = r"2,147,483,648 x 4 = 8,589,934,592 B that is 62,277,025,792 B, more than"
+    with pytest.raises(errors.IncompatiblePlan, match=words):
+        made.budget()
+
+
+def opened(llama_config, *overrides):
+    made = make(llama_config(num_hidden_layers=1), "pool.pages=1", *overrides)
+    (group,) = made.groups()
+    return made.store.open(Model(), group), group
+
+
+def test_ram_stands_in_front_of_the_root(llama_config, tmp_path):
+    kept, group = opened(
+        llama_config, f"store.root={tmp_path / 's'}", "store.host_memory=1MiB"
+    )
+    assert isinstance(kept, store.TieredStore)
+    assert kept.host.max_nbytes == 1 << 20
+    assert kept.host.stats().memory == "pageable"
+    assert kept.facts.record_nbytes == group.record_nbytes
+    assert kept.facts == kept.host.facts
+    kept.close()
+
+
+def test_ram_alone_is_a_store(llama_config):
+    kept, group = opened(
+        llama_config, "store.host_memory=1MiB", "store.host_kind=pinned_host"
+    )
+    assert isinstance(kept, store.HostTier) and kept.writable
+    assert kept.stats().memory == "pinned_host"
+    assert kept.facts.model_id == "a" * 64
+
+
+def test_without_settings_nothing_is_stored(llama_config):
+    assert opened(llama_config)[0] is None
+
+
+def test_a_root_says_what_its_ids_stand_for(llama_config, tmp_path):
+    root = tmp_path / "s"
+    kept, group = opened(llama_config, f"store.root={root}", "store.max_nbytes=1GiB")
+    kept.close()
+    ids = kept.facts.model_id, kept.facts.format_id
+    said = store.read_facts(root, *ids)
+    assert said.model == Model.facts
+    assert canonical.format.id_of(said.format) == ids[1]
+    reader, _ = opened(llama_config, f"store.root={root}", "store.read_only=true")
+    assert not reader.writable
+
+
+def test_a_store_that_cannot_be_explained_is_not_left_open(
+    llama_config, tmp_path, monkeypatch
+):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "explain", fail)
+    for _ in range(2):  # the second is not locked out by the first
+        with pytest.raises(OSError, match="No space left"):
+            opened(llama_config, f"store.root={tmp_path / 's'}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"host_kind": "pinned_host"}, "host_kind = 'pinned_host' alone"),
+        ({"host_memory": 0}, "host_memory = 0"),
+        ({"root": "gs://bucket/x"}, "the one scheme that is tested"),
+        ({"root": "x", "region": "r"}, "only an s3:// root"),
+        ({"max_nbytes": 5}, "without a root"),
+    ],
+)
+def test_store_settings_without_a_meaning_are_refused(settings, words):
+    with pytest.raises(errors.ConfigError, match=words):
+        StoreConfig(**settings)

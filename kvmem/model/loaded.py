@@ -28,7 +28,8 @@ import numpy as np
 from kvmem.model.spec import ModelSpec
 from kvmem.model.tokenizer import Tokenizer
 
-__all__ = ["NUMBERS", "LoadedModel", "model_id", "tensor_digests"]
+__all__ = ["NUMBERS", "LoadedModel", "id_of", "model_facts", "model_id"]
+__all__ += ["tensor_digests"]
 
 NUMBERS = (
     "hidden",
@@ -61,9 +62,14 @@ class LoadedModel:
     digests: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
+    def facts(self) -> dict[str, object]:
+        """Return every fact that the model id digests, JSON types only."""
+        return model_facts(self.params, self.tokenizer, self.spec, self.digests)
+
+    @functools.cached_property
     def model_id(self) -> str:
         """Return whose bytes this model's keys and values are (64 hex digits)."""
-        return model_id(self.params, self.tokenizer, self.spec, self.digests)
+        return id_of(self.facts)
 
     @property
     def dtype(self) -> str:
@@ -82,7 +88,23 @@ def model_id(
     spec: ModelSpec,
     digests: Mapping[str, str] | None = None,
 ) -> str:
-    """Digest tensors, tokenizer and number-changing config; see the file's head.
+    """Digest tensors, tokenizer and number-changing config; see `model_facts`."""
+    return id_of(model_facts(params, tokenizer, spec, digests))
+
+
+def id_of(facts: Mapping[str, object]) -> str:
+    """Return the id that these facts have, whoever tells them."""
+    text = json.dumps(facts, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def model_facts(
+    params: Mapping[str, np.ndarray],
+    tokenizer: Tokenizer,
+    spec: ModelSpec,
+    digests: Mapping[str, str] | None = None,
+) -> dict[str, object]:
+    """Return what the model id digests, as the file's head lists it.
 
     Args:
         params: host tensors by name.
@@ -90,7 +112,7 @@ def model_id(
         digests: `tensor_digests(params)` if already known.
     """
     digests = tensor_digests(params) if digests is None else digests
-    facts = {
+    return {
         "scheme": "kvmem model id 1",
         "tensors": [
             [name, params[name].dtype.name, list(params[name].shape), digests[name]]
@@ -104,8 +126,6 @@ def model_id(
             if name in NUMBERS
         },
     }
-    text = json.dumps(facts, sort_keys=True, ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def tensor_digests(params: Mapping[str, np.ndarray]) -> dict[str, str]:

@@ -3,9 +3,13 @@
 Importing this room touches no device and no jax; the first `put` imports Orbax.
 """
 
+from kvmem.store.facts_file import Explained
+from kvmem.store.facts_file import read as read_facts
+from kvmem.store.facts_file import write as explain
 from kvmem.store.host_tier import HostStats, HostTier
 from kvmem.store.io import Disk, Step
 from kvmem.store.object_store import ObjectStats, ObjectStore
+from kvmem.store.open_root import check_options, open_root
 from kvmem.store.page_key import Extra, PageKey, chain_keys, link, seed
 from kvmem.store.page_store import PageStore
 from kvmem.store.record_store import RecordStats, RecordStore
@@ -24,6 +28,7 @@ __all__ = [
     "ArrayReport",
     "Disk",
     "Extra",
+    "Explained",
     "GcReport",
     "GetResult",
     "HostStats",
@@ -43,7 +48,11 @@ __all__ = [
     "TieredStats",
     "TieredStore",
     "chain_keys",
+    "check_options",
+    "explain",
     "inspect",
     "link",
+    "open_root",
+    "read_facts",
     "seed",
 ]

@@ -239,6 +239,12 @@ class ObjectStore:
                 return count
         return len(keys)
 
+    def put_beside(self, name: str, data: bytes) -> None:
+        """Put an object that no segment lists, unless it stands there already."""
+        self._require_lease()
+        if self._bucket.read(name) != data:
+            self._bucket.put(name, data)
+
     def refresh(self) -> int:
         """Take in segments that were committed since; return how many."""
         given = object_segment.numbers(self._bucket, self.facts)

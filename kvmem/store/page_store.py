@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from kvmem.errors import ConfigError, FormatMismatch, InvalidId, StoreLocked, say
-from kvmem.store import durable, index, root_folder, rows, segment
+from kvmem.store import bucket, durable, index, root_folder, rows, segment
 from kvmem.store.index import Place
 from kvmem.store.io import DISK, Disk
 from kvmem.store.keeper import Keeper
@@ -100,6 +100,7 @@ class PageStore:
             StoreLocked: another writer has the root open.
             FormatMismatch: the root holds another chunk or record size.
         """
+        _refuse_url(root)
         facts = Facts(model_id, format_id, int(chunk_tokens), int(record_nbytes))
         root_folder.check_facts(facts)
         _check_limits(max_nbytes=max_nbytes, lease_s=lease_s, deadline_s=deadline_s)
@@ -388,3 +389,15 @@ def _refuse_other_format(held: index.Index, facts: Facts) -> None:
                     "or another format id",
                 )
             )
+
+
+def _refuse_url(root: str | Path) -> None:
+    """Raise if the root is a URL: Orbax would write a folder of that name."""
+    if bucket.scheme_of(root):
+        raise ConfigError(
+            say(
+                f"a page store at {root}",
+                "a page store is a folder, and a URL never reaches Orbax",
+                "Use store.open_root, which keeps s3:// on its server",
+            )
+        )

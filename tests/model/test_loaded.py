@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import math
 
 import ml_dtypes
@@ -120,3 +121,14 @@ def test_digests_that_are_known_are_not_taken_again(params, words, tiny_spec):
 
 def test_a_models_words_are_short(params, words, tiny_spec):
     assert len(repr(loaded.LoadedModel(tiny_spec, params, words, "here"))) < 600
+
+
+def test_the_facts_of_an_id_survive_json(params, words, tiny_spec):
+    spec = dataclasses.replace(tiny_spec, rope=geometry.Rope(frequencies=(0.1, 1 / 3)))
+    model = loaded.LoadedModel(spec, params, words, "here")
+    assert model.model_id == loaded.model_id(params, words, spec)
+    again = json.loads(json.dumps(model.facts))
+    assert loaded.id_of(again) == model.model_id
+    assert set(again["numbers"]) == set(loaded.NUMBERS)
+    again["tensors"][0][3] = "0" * 64
+    assert loaded.id_of(again) != model.model_id
