@@ -34,7 +34,7 @@ class Peer:
         frees_per_s: sequences freed, of a batch, in a large pool.
     """
 
-    lookups_per_s: float = 13e6
+    lookups_per_s: float = 25e6
     page_size: int = 16
     inserts_per_s: float = 30_000
     matches_per_s: float = 15_000

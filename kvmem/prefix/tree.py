@@ -224,28 +224,28 @@ class PrefixCache:
 
     def _key(self, tokens: Sequence[int], length: int) -> bytes:
         """Return the whole pages of the first `length` tokens as bytes."""
-        whole = tokens[: length // self.page_size * self.page_size]
-        if isinstance(whole, np.ndarray):
-            return whole.astype(np.int32, casting="same_kind").tobytes()
-        return struct.pack(f"{len(whole)}i", *whole)
+        whole = length - length % self.page_size
+        if whole < len(tokens):
+            tokens = tokens[:whole]
+        if isinstance(tokens, np.ndarray):
+            return tokens.astype(np.int32, casting="same_kind").tobytes()
+        return struct.pack(f"{whole}i", *tokens)
 
-    def _walk(self, root: Node, key: bytes, marks: Marks) -> Iterator[tuple[Node, int]]:
-        """Yield the edges along `key` and how many of their pages agree with it."""
-        node, at, width = root, 0, self._page_nbytes
-        stops = sorted(marks) if marks else ()
+    def _walk(self, root: Node, key: bytes, marks: Marks) -> list[tuple[Node, int]]:
+        """Return the edges along `key` and how many of their pages agree with it."""
+        steps, node, at, end = [], root, 0, len(key)
         while child := node.children.get(self._name(key, at, marks)):
-            end = len(key)
-            for stop in stops:
-                if stop * width > at:
-                    end = min(end, stop * width)  # a marked page has an edge of its own
-                    break
-            pages = self._agreeing_pages(child.key, key, at, end)
-            is_whole = pages == len(child.vpages)  # before its reader may cut it
-            yield child, pages
-            if not is_whole:
-                return
-            at += pages * width
+            if marks:
+                end = self._next_mark(at, len(key), marks)
+            pages = len(child.vpages)
+            if not key.startswith(child.key, at, end):
+                pages = self._agreeing_pages(child.key, key, at, end)
+            steps.append((child, pages))
+            if pages < len(child.vpages):
+                break
+            at += pages * self._page_nbytes
             node = child
+        return steps
 
     def _name(self, key: bytes, at: int, marks: Marks) -> Any:
         """Return what a parent calls the edge that begins at `at`."""
@@ -254,6 +254,12 @@ class PrefixCache:
             return page, mark
         return page
 
+    def _next_mark(self, at: int, end: int, marks: Marks) -> int:
+        """Return where the next marked page behind `at` begins: on an edge of its
+        own."""
+        starts = (page * self._page_nbytes for page in marks)
+        return min((start for start in starts if start > at), default=end)
+
     def _agreeing_pages(self, edge: bytes, key: bytes, at: int, end: int) -> int:
         """Count the whole pages in which `edge` and `key` in [at, end) agree."""
         length = min(len(edge), end - at)
@@ -261,9 +267,7 @@ class PrefixCache:
             return length // self._page_nbytes
         ours = np.frombuffer(edge, np.uint8, length)
         theirs = np.frombuffer(key, np.uint8, length, at)
-        differ = np.flatnonzero(ours != theirs)
-        agreeing = int(differ[0]) if differ.size else length
-        return agreeing // self._page_nbytes
+        return int(np.argmax(ours != theirs)) // self._page_nbytes
 
     def _use(self, root: Node, key: bytes, marks: Marks) -> tuple[Node, int, int]:
         """Use the cached prefix of `key` now, cutting an edge where it ends inside.
@@ -302,8 +306,10 @@ class PrefixCache:
     ) -> None:
         """Hang pages from `at` on below an edge; a marked page is alone on its own."""
         width, first, end = self._page_nbytes, at, at + len(vpages)
-        starts = {at} | {p + more for p in marks for more in (0, 1)}
-        cuts = sorted(p for p in starts if at <= p < end)
+        cuts = [at] if at < end else []
+        if marks:
+            starts = {at} | {p + more for p in marks for more in (0, 1)}
+            cuts = sorted(p for p in starts if at <= p < end)
         for begin, stop in itertools.pairwise([*cuts, end]):
             name = self._name(key, begin * width, marks)
             run = vpages[begin - first : stop - first]
