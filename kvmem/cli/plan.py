@@ -131,7 +131,7 @@ def _as_json(
         name: [dataclasses.asdict(row) for row in getattr(solved, name)]
         if solved
         else []
-        for name in ("groups", "terms", "limits")
+        for name in ("groups", "terms", "limits", "host_terms")
     }
     values = {name: getattr(solved, name) if solved else None for name in numbers}
     return rows | values | {"violations": list(violations)} | facts
@@ -151,6 +151,11 @@ def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
     _show_claims(out, solved)
     _show_limits(out, solved)
     _show_groups(out, solved)
+    for term in solved.host_terms:
+        print(
+            f"{term.name}: {plan.store.host_memory:,} B of the machine's memory in all, "
+            f"{term.fixed_bytes:,} B for each of {topology.ranks} ranks"
+        )
     for each in facts["paddings"]:
         print(
             f"{each['name']} padded with zero rows: {each['size']:,} to "

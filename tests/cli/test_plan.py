@@ -153,3 +153,20 @@ def test_planning_imports_no_jax(llama_config):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.case("BUD-04")
+def test_a_host_tier_is_shown_as_a_total_and_a_rank(llama_config, plan, capsys):
+    argv = (
+        *(llama_config(), "--tp", "4", "--memory", "1GiB"),
+        *("--set", "store.host_memory=50GiB"),
+    )
+    (term,) = plan(*argv)["host_terms"]
+    assert (term["name"], term["fixed_bytes"]) == ("host tier", 13_421_772_800)
+    assert cli.main(["plan", *argv]) == 0
+    assert (
+        "host tier: 53,687,091,200 B of the machine's memory in all, 13,421,772,800 B "
+        "for each of 4 ranks"
+    ) in capsys.readouterr().out
+    assert cli.main(["plan", *argv, "--machine-memory", "51GiB"]) == 2
+    assert "more than the 54,760,833,024 B of this machine" in capsys.readouterr().err
