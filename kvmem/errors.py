@@ -21,6 +21,7 @@ __all__ = [
     "IncompatiblePlan",
     "InvalidId",
     "KVMemError",
+    "NotKept",
     "OutOfPages",
     "StoreLocked",
     "say",
@@ -53,6 +54,17 @@ class OutOfPages(KVMemError):
 
 class CorruptPage(KVMemError):
     """Stored bytes that differ from what was acknowledged."""
+
+
+class NotKept(KVMemError):
+    """Requests that ended well and whose records the store could not keep.
+
+    `outputs` are theirs: nothing of the answer is lost.
+    """
+
+    def __init__(self, message: str, outputs: tuple = ()):
+        super().__init__(message)
+        self.outputs = outputs
 
 
 class StoreLocked(KVMemError):

@@ -8,10 +8,12 @@ cached, or held by a sequence that is still going.
     engine = kvmem.config.load("configs/models/smollm2.toml").engine()
     engine.generate(["The capital of France is"], SamplingParams(max_tokens=8))[0].text
 
-One thread drives an engine; it cannot be called inside a jax transformation.
+One thread drives an engine, and a second is refused; Ctrl-C waits for the end of a
+step. It cannot be called inside a jax transformation.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 
@@ -27,8 +29,10 @@ from kvmem.model.loaded import LoadedModel
 from kvmem.prefix import PrefixCache
 from kvmem.serve import choose, compile_cache, sampler
 from kvmem.serve.buckets import Bucket, ServeConfig, declare
+from kvmem.serve.guard import Guard
 from kvmem.serve.identity import PLAIN, Identity
 from kvmem.serve.page_table import Accounts, PageTable
+from kvmem.serve.prompts import Prompt, as_prompts, as_token_ids, one_each
 from kvmem.serve.recall import Recall, Records
 from kvmem.serve.request import (
     Completion,
@@ -42,9 +46,7 @@ from kvmem.serve.stats import Counts, EngineStats, ResetReport
 from kvmem.serve.step import Stepper
 from kvmem.store import RecordStore
 
-__all__ = ["Engine", "Prompt"]
-
-Prompt = str | ListLike[int]
+__all__ = ["Engine"]
 
 
 class Engine:
@@ -108,6 +110,21 @@ class Engine:
         self._ids = itertools.count()
         self._samples: dict[int, list[Sequence]] = {}
         self._done: dict[int, Output] = {}
+        self._streams: dict[int, deque[Delta]] = {}
+        self._guard = Guard()
+
+    def __enter__(self) -> "Engine":
+        """Return the engine."""
+        return self
+
+    def __exit__(self, *_) -> None:
+        """Close the engine."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the store, so that another process may write; requests may go on."""
+        if self.recall is not None:
+            self.recall.store.close()
 
     @property
     def has_work(self) -> bool:
@@ -139,26 +156,28 @@ class Engine:
 
         Raises:
             OutOfPages, ConfigError: a request that can never run; then none has begun.
+            NotKept: all is answered, and the store could not keep some records; the
+                outputs are the error's.
         """
-        prompts = _listed(prompts)
-        one_each = [sampling or SamplingParams()] * len(prompts)
-        if sampling is not None and not isinstance(sampling, SamplingParams):
-            one_each = list(sampling)
-        whose = [identity] * len(prompts)
-        if not isinstance(identity, Identity):
-            whose = list(identity)
+        prompts = as_prompts(prompts)
+        requests = zip(
+            prompts,
+            one_each(sampling or SamplingParams(), SamplingParams, len(prompts)),
+            one_each(identity, Identity, len(prompts)),
+            strict=True,
+        )
         begun: list[int] = []
         try:
-            for request in zip(prompts, one_each, whose, strict=True):
+            for request in requests:
                 begun.append(self.add(*request))
             while any(request_id not in self._done for request_id in begun):
                 self.step()
         except BaseException:
-            for request_id in begun:
-                self.abort(request_id)
-                self._done.pop(request_id, None)
+            self._forget(begun)
             raise
-        return [self.take_output(request_id) for request_id in begun]
+        outputs = [self.take_output(request_id) for request_id in begun]
+        _require_kept(outputs)
+        return outputs
 
     def stream(
         self,
@@ -166,16 +185,25 @@ class Engine:
         sampling: SamplingParams | None = None,
         identity: Identity = PLAIN,
     ) -> Iterator[Delta]:
-        """Yield tokens of one request as they come; leaving early aborts it."""
+        """Yield tokens of one request as they come; leaving early aborts it.
+
+        Other requests may be served between two tokens, by other streams too.
+
+        Raises:
+            NotKept: after the last token, if the store could not keep the records.
+        """
         request_id = self.add(prompt, sampling, identity)
+        mine = self._streams[request_id] = deque()
         try:
-            while request_id not in self._done:
-                for delta in self.step():
-                    if delta.request_id == request_id:
-                        yield delta
+            while mine or request_id in self._samples:
+                if not mine:
+                    self.step()
+                while mine:
+                    yield mine.popleft()
+            _require_kept([self._done[request_id]] if request_id in self._done else [])
         finally:
-            self.abort(request_id)
-            self._done.pop(request_id, None)
+            del self._streams[request_id]
+            self._forget([request_id])
 
     def add(
         self,
@@ -195,18 +223,35 @@ class Engine:
             ConfigError: it is outside what this engine serves, or for other weights.
             InvalidId: a token id outside the vocabulary.
         """
-        sampling = sampling or SamplingParams()
-        prompt_ids = self._prompt_ids(prompt)
-        request_id = next(self._ids)
-        stream = self.tokenizer.stream()
-        leader = Sequence(request_id, 0, prompt_ids, sampling, stream, identity)
-        self.scheduler.add(leader)
-        self._samples[request_id] = [leader]
-        return request_id
+        with self._guard("add", asks_first=True):
+            prompt_ids = self._prompt_ids(prompt)
+            leader = Sequence(
+                next(self._ids),
+                0,
+                prompt_ids,
+                sampling or SamplingParams(),
+                self.tokenizer.stream(),
+                identity,
+            )
+            self.scheduler.add(leader)
+            self._samples[leader.request_id] = [leader]
+        return leader.request_id
 
     def step(self) -> list[Delta]:
-        """Run one prefill chunk or one decode batch; return the tokens it gave."""
+        """Run one prefill chunk or one decode batch; return the tokens it gave.
+
+        Records that the store cannot keep do not end a step: the request's output says
+        so in `store_error`.
+        """
         _require_outside_of_traces()
+        with self._guard("step"):
+            deltas = self._step()
+            for delta in deltas:
+                if delta.request_id in self._streams:
+                    self._streams[delta.request_id].append(delta)
+        return deltas
+
+    def _step(self) -> list[Delta]:
         for sequence, is_first in self.scheduler.admit():
             reason = self._fetch(sequence, is_first)
             if is_first:
@@ -225,14 +270,27 @@ class Engine:
         return deltas
 
     def abort(self, request_id: int) -> bool:
-        """End a request now; its pages return. Say whether it was still going."""
-        going = [s for s in self._samples.get(request_id, ()) if not s.finish_reason]
-        for sequence in going:
-            sequence.finish_reason = "abort"
-            self.scheduler.drop(sequence)
-        if going:
-            self._conclude(request_id)
+        """End a request now; its pages return. Say whether it was still going.
+
+        Samples that had not begun are no part of its output.
+        """
+        with self._guard("abort"):
+            going = [
+                s for s in self._samples.get(request_id, ()) if not s.finish_reason
+            ]
+            for sequence in going:
+                sequence.finish_reason = "abort"
+                self.scheduler.drop(sequence)
+            if going:
+                self._conclude(request_id)
         return bool(going)
+
+    def _forget(self, request_ids: list[int]) -> None:
+        """End what is still going and drop the outputs; nobody will take them."""
+        for request_id in request_ids:
+            if request_id in self._samples:
+                self.abort(request_id)
+            self._done.pop(request_id, None)
 
     def reset(self, weights_epoch: int | None = None) -> ResetReport:
         """Forget every cached page, because the weights have changed; say what it did.
@@ -323,18 +381,7 @@ class Engine:
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt))
-        ids = tuple(int(token) for token in prompt)
-        vocab = self.model.spec.vocab
-        wrong = [token for token in ids if not 0 <= token < vocab]
-        if wrong:
-            raise errors.InvalidId(
-                errors.say(
-                    f"token ids {wrong[:5]} in a prompt",
-                    f"ids lie in [0, {vocab})",
-                    "Encode the text with this model's tokenizer",
-                )
-            )
-        return ids
+        return as_token_ids(prompt, self.model.spec.vocab)
 
     def _fetch(self, sequence: Sequence, is_first: bool) -> str | None:
         """Fill an admitted sequence's pages from the store, as far as it has them.
@@ -391,18 +438,15 @@ class Engine:
         return deltas
 
     def _finish(self, sequence: Sequence) -> None:
-        """Keep a finished sequence's records, give its pages back, and conclude.
-
-        A store that cannot keep them raises to the caller; the request ends all the
-        same.
-        """
-        try:
-            if self.recall and self.recall.store.writable and not sequence.is_mixed:
-                self.pool = self.table.apply(self.pool)
+        """Keep a finished sequence's records, give its pages back, and conclude."""
+        if self.recall and self.recall.store.writable and not sequence.is_mixed:
+            self.pool = self.table.apply(self.pool)
+            try:
                 self.recall.keep(self.pool, sequence)
-        finally:
-            self.scheduler.finish(sequence)
-            self._conclude(sequence.request_id)
+            except Exception as error:  # whatever a disk or its library says
+                sequence.store_error = f"{type(error).__name__}: {error}"
+        self.scheduler.finish(sequence)
+        self._conclude(sequence.request_id)
 
     def _conclude(self, request_id: int) -> None:
         """Make the output of a request once all its samples have ended."""
@@ -421,6 +465,7 @@ class Engine:
             stored_tokens=leader.stored_tokens,
             miss_reason=leader.miss_reason,
             first_token_s=leader.first_token_s,
+            store_error=next((s.store_error for s in samples if s.store_error), None),
         )
 
     def _require_progress(self) -> None:
@@ -452,14 +497,19 @@ class Engine:
             )
 
 
-def _listed(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """Return a list of prompts from one or many."""
-    if isinstance(prompts, str):
-        return [prompts]
-    prompts = list(prompts)
-    if prompts and all(isinstance(item, int | np.integer) for item in prompts):
-        return [prompts]
-    return prompts
+def _require_kept(outputs: list[Output]) -> None:
+    """Raise when the store could not keep a finished request; the answers go along."""
+    faults = [output.store_error for output in outputs if output.store_error]
+    if faults:
+        raise errors.NotKept(
+            errors.say(
+                f"keeping the records of {len(faults)} of {len(outputs)} requests",
+                f"the store said {faults[0][:500]}",
+                "The answers are in this error's `outputs`; mend the store, or open it "
+                "with read_only=True",
+            ),
+            tuple(outputs),
+        )
 
 
 def _completion(sequence: Sequence) -> Completion:

@@ -12,6 +12,8 @@ a token to feed.
 import dataclasses
 import time
 
+import numpy as np
+
 from kvmem import errors
 from kvmem.model.tokenizer import TextStream
 from kvmem.serve.identity import PLAIN, Identity
@@ -63,21 +65,7 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self):
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
-        laws = {
-            "max_tokens >= 1": self.max_tokens >= 1,
-            "temperature >= 0": self.temperature >= 0,
-            "top_k >= 0": self.top_k >= 0,
-            "0 < top_p <= 1": 0 < self.top_p <= 1,
-            "0 <= seed < 2**32": 0 <= self.seed < 2**32,
-            "n >= 1": self.n >= 1,
-            "no empty stop text": all(self.stop),
-            f"0 <= logprobs <= {MAX_LOGPROBS}": self.logprobs is None
-            or 0 <= self.logprobs <= MAX_LOGPROBS,
-        }
-        broken = [law for law, holds in laws.items() if not holds]
+        broken = self._mistyped() or self._out_of_range()
         if broken:
             raise errors.ConfigError(
                 errors.say(
@@ -86,6 +74,64 @@ class SamplingParams:
                     "Change the values named",
                 )
             )
+
+    def _mistyped(self) -> list[str]:
+        """Give numbers and lists their types; return the laws of those that have
+        none."""
+        broken = []
+        whole = ["max_tokens", "top_k", "seed", "n"]
+        whole += ["logprobs"] * (self.logprobs is not None)
+        for name in whole:
+            broken += self._set(name, _whole(getattr(self, name)), "a whole number")
+        for name in ("temperature", "top_p"):
+            broken += self._set(name, _real(getattr(self, name)), "a number")
+        broken += self._set("stop", _texts(self.stop), "a text or texts")
+        broken += self._set("stop_ids", _ids(self.stop_ids), "token ids >= 0")
+        is_bool = self.ignore_eos if isinstance(self.ignore_eos, bool) else None
+        return broken + self._set("ignore_eos", is_bool, "true or false")
+
+    def _set(self, name: str, value: object, kind: str) -> list[str]:
+        if value is None:
+            return [f"{name} is {kind}"]
+        object.__setattr__(self, name, value)
+        return []
+
+    def _out_of_range(self) -> list[str]:
+        laws = {
+            "max_tokens >= 1": self.max_tokens >= 1,
+            "temperature >= 0": self.temperature >= 0,
+            "0 <= top_k < 2**31": 0 <= self.top_k < 2**31,
+            "0 < top_p <= 1": 0 < self.top_p <= 1,
+            "0 <= seed < 2**32": 0 <= self.seed < 2**32,
+            "n >= 1": self.n >= 1,
+            "no empty stop text": all(self.stop),
+            f"0 <= logprobs <= {MAX_LOGPROBS}": self.logprobs is None
+            or 0 <= self.logprobs <= MAX_LOGPROBS,
+        }
+        return [law for law, holds in laws.items() if not holds]
+
+
+def _whole(value: object) -> int | None:
+    """Return a whole number, None for everything else; a bool is no number."""
+    is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return int(value) if is_whole else None
+
+
+def _real(value: object) -> float | None:
+    is_real = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return float(value) if is_real else None
+
+
+def _texts(value: object) -> tuple[str, ...] | None:
+    if isinstance(value, str):
+        return (value,)
+    is_list = isinstance(value, list | tuple)
+    return tuple(value) if is_list and all(isinstance(t, str) for t in value) else None
+
+
+def _ids(value: object) -> tuple[int, ...] | None:
+    ids = [_whole(v) for v in value] if isinstance(value, list | tuple) else [None]
+    return None if any(v is None or v < 0 for v in ids) else tuple(ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +181,7 @@ class Output:
     stored_tokens: int = 0
     miss_reason: str | None = None
     first_token_s: float | None = None
+    store_error: str | None = None
 
     @property
     def output_ids(self) -> tuple[int, ...]:
@@ -176,6 +223,8 @@ class Sequence:
         self.miss_reason: str | None = NEVER_ADMITTED
         self.arrived_s = time.perf_counter()
         self.first_token_s: float | None = None
+        self.store_error: str | None = None
+        self.store_error: str | None = None
         self._decoder = decoder
         self._decoded = ""
 

@@ -111,6 +111,22 @@ def test_a_stream_yields_what_generate_returns(engine):
     assert [d.finish_reason for d in deltas] == [None] * 9 + ["length"]
 
 
+def test_two_streams_and_a_call_between_lose_no_token(engine):
+    made = engine()
+    prompts = [text(34, 7), text(35, 20)]
+    want = [output.output_ids for output in made.generate(prompts, greedy(9))]
+    streams = [made.stream(prompt, greedy(9)) for prompt in prompts]
+    seen = [[], []]
+    for turn in range(9):
+        for at, stream in enumerate(streams):
+            seen[at].append(next(stream))
+        if turn == 3:
+            made.generate(text(36, 5), greedy(12))
+    assert [tuple(d.token_id for d in deltas) for deltas in seen] == want
+    assert [deltas[-1].finish_reason for deltas in seen] == ["length"] * 2
+    assert all(next(stream, None) is None for stream in streams)
+
+
 def test_stop_texts_and_ids_end_a_sample_and_are_not_shown(engine):
     made = engine()
     (free,) = made.generate(text(33, 11), greedy(24))

@@ -85,22 +85,53 @@ def test_a_damaged_chunk_is_computed_again_and_kept_anew(engine, open_store, tmp
         assert healed.output_ids == first.output_ids
 
 
-def test_a_store_that_cannot_keep_says_so_and_the_request_ends(
+def test_a_store_that_cannot_keep_says_so_and_no_answer_is_lost(
+    engine, open_store, monkeypatch
+):
+    prompts = [text(4, 20), text(40, 11)]
+    want = [output.output_ids for output in engine().generate(prompts, greedy(3))]
+    with open_store() as kept:
+        made = engine(store=kept)
+        put, calls = kept.put, []
+
+        def full_at_first(*arguments, **more):
+            calls.append(arguments)
+            if len(calls) == 1:
+                raise OSError(28, "No space left on device")
+            return put(*arguments, **more)
+
+        monkeypatch.setattr(kept, "put", full_at_first)
+        with pytest.raises(errors.NotKept, match="1 of 2 .*No space left") as raised:
+            made.generate(prompts, greedy(3))
+        assert [output.output_ids for output in raised.value.outputs] == want
+        assert made.accounts.in_use == 0 and not made.has_work
+        (again,) = made.generate(prompts[0], greedy(3))
+        assert again.store_error is None and again.output_ids == want[0]
+
+
+def test_a_stream_shows_every_token_before_it_says_what_was_not_kept(
     engine, open_store, monkeypatch
 ):
     with open_store() as kept:
-        made = engine(store=kept)
+        made, seen = engine(store=kept), []
 
         def full(*_, **__):
             raise OSError(28, "No space left on device")
 
         monkeypatch.setattr(kept, "put", full)
-        request_id = made.add(text(4, 20), greedy(2))
-        with pytest.raises(OSError, match="No space left"):
-            while made.has_work:
-                made.step()
-        assert len(made.take_output(request_id).output_ids) == 2
-        assert made.accounts.in_use == 0
+        with pytest.raises(errors.NotKept):
+            for delta in made.stream(text(41, 20), greedy(4)):
+                seen.append(delta)
+        assert [d.finish_reason for d in seen] == [None] * 3 + ["length"]
+
+
+def test_closing_an_engine_lets_another_writer_in(engine, open_store):
+    with engine(store=open_store()) as made:
+        made.generate(text(42, 20), greedy(2))
+        with pytest.raises(errors.StoreLocked):
+            open_store()
+    with open_store() as kept:
+        assert kept.stats().num_chunks > 0
 
 
 def test_records_of_a_going_request_are_the_same_bytes_on_every_topology(engine):

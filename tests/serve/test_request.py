@@ -1,5 +1,6 @@
 """Requests: parameters in range, stop texts never shown, one text however it is cut."""
 
+import numpy as np
 import pytest
 
 from kvmem import errors
@@ -76,7 +77,19 @@ def test_held_back_text_comes_out_when_the_length_ends_the_sample():
         ({"temperature": -1.0}, "temperature >= 0"),
         ({"temperature": float("nan")}, "temperature >= 0"),
         ({"top_p": 0.0}, "0 < top_p <= 1"),
-        ({"top_k": -1}, "top_k >= 0"),
+        ({"top_k": -1}, "0 <= top_k"),
+        ({"top_k": 2**31}, "top_k < 2**31"),
+        ({"max_tokens": 1.5}, "max_tokens is a whole number"),
+        ({"max_tokens": "5"}, "max_tokens is a whole number"),
+        ({"seed": None}, "seed is a whole number"),
+        ({"n": 2.0}, "n is a whole number"),
+        ({"logprobs": True}, "logprobs is a whole number"),
+        ({"temperature": "hot"}, "temperature is a number"),
+        ({"ignore_eos": "no"}, "ignore_eos is true or false"),
+        ({"stop": None}, "stop is a text or texts"),
+        ({"stop": (5,)}, "stop is a text or texts"),
+        ({"stop_ids": ("a",)}, "stop_ids is token ids"),
+        ({"stop_ids": (-1,)}, "stop_ids is token ids"),
         ({"seed": 2**32}, "0 <= seed"),
         ({"n": 0}, "n >= 1"),
         ({"stop": ""}, "no empty stop text"),
@@ -87,6 +100,12 @@ def test_values_out_of_range_are_refused_together(values, law):
     with pytest.raises(errors.ConfigError) as refused:
         SamplingParams(**values)
     assert law in str(refused.value)
+
+
+def test_numbers_of_numpy_and_lists_are_taken_for_what_they_are():
+    params = SamplingParams(max_tokens=np.int64(3), temperature=1, stop_ids=[2])
+    assert (params.max_tokens, params.temperature, params.stop_ids) == (3, 1.0, (2,))
+    assert hash(params) == hash(SamplingParams(3, 1.0, stop_ids=(2,)))
 
 
 def test_every_broken_law_is_named_at_once():
