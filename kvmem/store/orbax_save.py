@@ -10,34 +10,49 @@ and TensorStore reads the rows back without it.
 
 import contextlib
 import logging
+import os
+import re
 from pathlib import Path
 
 import numpy as np
 
+_OS_ERROR = re.compile(r"os_error_code='(\d+)'")
+
 
 def save(path: Path, name: str, files: np.ndarray) -> None:
-    """Commit `files` as the one array of a checkpoint, one file a first index."""
+    """Commit `files` as the one array of a checkpoint, one file a first index.
+
+    Raises:
+        OSError: with the system's error code, where the disk refused.
+    """
     import orbax.checkpoint as ocp
 
     handler = ocp.PyTreeCheckpointHandler(
         use_ocdbt=False, use_zarr3=True, use_compression=False
     )
     save_args = {name: ocp.SaveArgs(shard_axes=(0,))}
-    with _quiet_absl(), ocp.Checkpointer(handler) as checkpointer:
-        tree = ocp.args.PyTreeSave({name: files}, save_args=save_args)
-        checkpointer.save(path, args=tree)
+    try:
+        with _quiet_orbax(), ocp.Checkpointer(handler) as checkpointer:
+            tree = ocp.args.PyTreeSave({name: files}, save_args=save_args)
+            checkpointer.save(path, args=tree)
+    except ValueError as error:
+        # TensorStore's words for what the system said: a full disk is no wrong value.
+        if code := _OS_ERROR.search(str(error)):
+            number = int(code[1])
+            raise OSError(number, os.strerror(number), str(path)) from error
+        raise
 
 
 @contextlib.contextmanager
-def _quiet_absl():
-    """Keep Orbax's warnings, which users can do nothing about, from the terminal."""
+def _quiet_orbax():
+    """Keep Orbax's own log from the terminal: what fails is raised to the caller."""
     logger = logging.getLogger("absl")
 
-    def only_errors(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR
+    def not_orbax(record: logging.LogRecord) -> bool:
+        return "orbax" not in Path(record.pathname).parts
 
-    logger.addFilter(only_errors)
+    logger.addFilter(not_orbax)
     try:
         yield
     finally:
-        logger.removeFilter(only_errors)
+        logger.removeFilter(not_orbax)
