@@ -57,6 +57,7 @@ JAX_FREE_ROOMS = (
 JAX_FREE_FILES = (
     "kvmem/model/__init__.py",
     "kvmem/model/chat_template.py",
+    "kvmem/model/config_fields.py",
     "kvmem/model/config_hf.py",
     "kvmem/model/gguf_tokenizer.py",
     "kvmem/model/load_gguf.py",

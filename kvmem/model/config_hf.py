@@ -1,12 +1,12 @@
 """A Hugging Face config.json, read as facts or refused in words.
 
 Law: every field that changes what a llama-family decoder computes is either turned into
-a fact of `ModelSpec` or named in the refusal; all refusals come at once.
+a fact of `ModelSpec` or named in the refusal; all refusals come at once, those of
+`kvmem.model.config_fields` about types among them.
 
     read(Path("Qwen2.5-0.5B/config.json")).qkv_bias      # True
 """
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 
 from kvmem import geometry
 from kvmem.errors import FormatMismatch, say
+from kvmem.model import config_fields
 from kvmem.model.spec import ModelSpec
 
 __all__ = ["declared_dtype", "read"]
@@ -64,14 +65,17 @@ def read(path: Path) -> ModelSpec:
         FormatMismatch: not JSON, a field is missing, or the model computes something
             that this decoder does not.
     """
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise FormatMismatch(
-            say(f"reading {path}", f"it is no JSON ({error})", "Give a config.json")
-        ) from error
-    rope = _rope_block(config)
-    faults = [*_faults(config), *_rope_faults(config, rope)]
+    config = config_fields.load(path)
+    generation = _generation(path)
+    sound = config_fields.sound(config, config_fields.FIELDS)
+    rope = _rope_block(sound)
+    faults = [
+        *config_fields.faults(config, config_fields.FIELDS),
+        *_faults(config, sound),
+        *_size_faults(config, sound),
+        *_rope_faults(rope),
+        *config_fields.faults(generation, config_fields.GENERATION),
+    ]
     if faults:
         raise FormatMismatch(
             say(
@@ -81,16 +85,40 @@ def read(path: Path) -> ModelSpec:
                 "attention",
             )
         )
-    return _spec(config, rope, path)
+    return _spec(sound, rope, path, _eos_ids(sound, generation))
 
 
 def declared_dtype(path: Path) -> str | None:
-    """Return the dtype that a config.json declares, None if it does not."""
-    config = json.loads(path.read_text("utf-8"))
-    return config.get("dtype") or config.get("torch_dtype")
+    """Return the dtype that a config.json declares, None if it does not.
+
+    Raises:
+        FormatMismatch: not JSON, or a dtype that is no text.
+    """
+    config = config_fields.load(path)
+    declared = config.get("dtype") or config.get("torch_dtype")
+    if declared is not None and not isinstance(declared, str):
+        raise FormatMismatch(
+            say(
+                f"dtype of {path}",
+                f"it is {declared!r}, not the name of a dtype",
+                "Write for example bfloat16, or set model.dtype and model.kv_dtype",
+            )
+        )
+    return declared
 
 
-def _spec(config: Mapping[str, Any], rope: Mapping[str, Any], path: Path) -> ModelSpec:
+def _generation(path: Path) -> dict[str, Any]:
+    """Return the generation_config.json beside a config.json, {} without one."""
+    beside = path.parent / "generation_config.json"
+    return config_fields.load(beside) if beside.is_file() else {}
+
+
+def _spec(
+    config: Mapping[str, Any],
+    rope: Mapping[str, Any],
+    path: Path,
+    eos_ids: tuple[int, ...],
+) -> ModelSpec:
     """Make the facts of a config in which no fault was found."""
     family = _FAMILIES[config["model_type"]]
     heads = config["num_attention_heads"]
@@ -111,14 +139,17 @@ def _spec(config: Mapping[str, Any], rope: Mapping[str, Any], path: Path) -> Mod
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         bos_id=config.get("bos_token_id"),
-        eos_ids=_eos_ids(config, path.parent / "generation_config.json"),
+        eos_ids=eos_ids,
     )
 
 
-def _faults(config: Mapping[str, Any]) -> list[str]:
-    """Name every field that asks for something else than a plain decoder."""
+def _faults(config: Mapping[str, Any], sound: Mapping[str, Any]) -> list[str]:
+    """Name every field that asks for something else than a plain decoder.
+
+    `sound` is `config` without the fields whose values are of the wrong type.
+    """
     kind = config.get("model_type")
-    if kind not in _FAMILIES:
+    if not isinstance(kind, str) or kind not in _FAMILIES:
         return [f"model_type is {kind!r}"]
     required = [*_REQUIRED]
     if kind != "llama":  # only llama's own default is "as many as heads"
@@ -132,7 +163,30 @@ def _faults(config: Mapping[str, Any]) -> list[str]:
             faults.append(f"{key} is {config[key]!r}, not {value!r}")
     if config.get("quantization_config"):
         faults.append("quantization_config is set")
-    return faults + _window_faults(config, _FAMILIES[kind].windowed)
+    return faults + _window_faults(sound, _FAMILIES[kind].windowed)
+
+
+def _size_faults(config: Mapping[str, Any], sound: Mapping[str, Any]) -> list[str]:
+    """Name sizes that are legal one by one and make no decoder together."""
+    faults = []
+    heads, hidden = sound.get("num_attention_heads"), sound.get("hidden_size")
+    kv_heads, head_dim = sound.get("num_key_value_heads"), sound.get("head_dim")
+    if heads and kv_heads and heads % kv_heads:
+        faults.append(
+            f"num_attention_heads is {heads}, no multiple of num_key_value_heads "
+            f"{kv_heads}"
+        )
+    if config.get("head_dim") is None and heads and hidden:
+        head_dim, over = divmod(hidden, heads)
+        if over:
+            faults.append(
+                f"hidden_size is {hidden}, no multiple of num_attention_heads {heads}, "
+                "and head_dim is not given"
+            )
+            head_dim = None
+    if head_dim is not None and head_dim % 2:
+        faults.append(f"head_dim is {head_dim}, and rope turns pairs of dims")
+    return faults
 
 
 def _window_faults(config: Mapping[str, Any], windowed: bool) -> list[str]:
@@ -150,32 +204,45 @@ def _window_faults(config: Mapping[str, Any], windowed: bool) -> list[str]:
 
 def _rope_block(config: Mapping[str, Any]) -> dict[str, Any]:
     """Join the two spellings: `rope_parameters`, or `rope_scaling` and `rope_theta`."""
-    block = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    found = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    block = {key: value for key, value in found.items() if value is not None}
     block.setdefault("rope_theta", config.get("rope_theta", 10_000.0))
     block.setdefault("rope_type", block.get("type", "default"))
     block.setdefault("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     return block
 
 
-def _rope_faults(config: Mapping[str, Any], block: Mapping[str, Any]) -> list[str]:
+def _rope_faults(block: Mapping[str, Any]) -> list[str]:
     """Name what the rotation asks for and this decoder does not do."""
     kind = block["rope_type"]
     if any(isinstance(value, dict) for value in block.values()):
         return ["rope_parameters differ between layers"]
-    if kind not in _ROPE_KEYS:
+    faults = [
+        f"rope key {fault}" for fault in config_fields.faults(block, config_fields.ROPE)
+    ]
+    if not isinstance(kind, str) or kind not in _ROPE_KEYS:
         known = ", ".join(_ROPE_KEYS)
-        return [
+        return faults + [
             f"rope_type is {kind!r}, and frequencies that change with the length "
             f"cannot be cached; known: {known}"
         ]
-    faults = [
-        f"rope key {key} is missing"
-        for key in _ROPE_KEYS[kind]
-        if block.get(key) is None
+    faults += [
+        f"rope key {key} is missing" for key in _ROPE_KEYS[kind] if key not in block
     ]
     if block["partial_rotary_factor"] != 1.0:
         faults.append(f"partial_rotary_factor is {block['partial_rotary_factor']}")
-    return faults
+    return faults or _band_faults(kind, block)
+
+
+def _band_faults(kind: str, block: Mapping[str, Any]) -> list[str]:
+    """Name numbers of a scaling that leave it no band to blend in."""
+    if kind == "llama3":
+        low, high = block["low_freq_factor"], block["high_freq_factor"]
+        if low >= high:
+            return [f"low_freq_factor is {low}, not below high_freq_factor {high}"]
+    if kind == "yarn" and block["rope_theta"] <= 1:
+        return [f"rope_theta is {block['rope_theta']}, and yarn divides by its log"]
+    return []
 
 
 def _rope(block: Mapping[str, Any], head_dim: int) -> geometry.Rope:
@@ -234,12 +301,12 @@ def _attention_factor(block: Mapping[str, Any]) -> float:
     return grown(1.0)
 
 
-def _eos_ids(config: Mapping[str, Any], generation: Path) -> tuple[int, ...]:
+def _eos_ids(
+    config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> tuple[int, ...]:
     """List the ids that end a text: generation_config's, else the config's."""
-    found = config.get("eos_token_id")
-    if generation.is_file():
-        declared = json.loads(generation.read_text("utf-8")).get("eos_token_id")
-        found = found if declared is None else declared
+    found = generation.get("eos_token_id")
+    found = config.get("eos_token_id") if found is None else found
     if found is None:
         return ()
     return tuple(found) if isinstance(found, list) else (found,)

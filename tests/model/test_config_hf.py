@@ -125,6 +125,33 @@ REFUSED = [
     ({"rms_norm_eps": None}, "rms_norm_eps is missing"),
     ({"model_type": "qwen3", "head_dim": None}, "head_dim is missing"),
     ({"model_type": "mistral", "num_key_value_heads": None}, "num_key_value_heads"),
+    ({"hidden_size": "64"}, "hidden_size is '64', not an integer >= 1"),
+    ({"hidden_size": 64.5}, "hidden_size is 64.5, not an integer"),
+    ({"hidden_size": True}, "hidden_size is True, not an integer"),
+    ({"num_attention_heads": 0}, "num_attention_heads is 0, not an integer >= 1"),
+    ({"num_hidden_layers": -1}, "num_hidden_layers is -1, not an integer >= 1"),
+    ({"num_key_value_heads": 0}, "num_key_value_heads is 0, not an integer >= 1"),
+    ({"head_dim": 0}, "head_dim is 0, not an integer >= 1"),
+    ({"rms_norm_eps": "a"}, "rms_norm_eps is 'a', not a number > 0"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, not a number"),
+    ({"model_type": ["llama"]}, r"model_type is \['llama'\]"),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', not true or"),
+    ({"layer_types": "full_attention"}, "layer_types is .*, not a list of texts"),
+    ({"eos_token_id": "</s>"}, "eos_token_id is '</s>', not a token id"),
+    ({"rope_theta": 0}, "rope_theta is 0, not a number > 0"),
+    ({"rope_scaling": "abc"}, "rope_scaling is 'abc', not an object"),
+    ({"rope_scaling": {"rope_type": ["x"]}}, "rope key rope_type is .*, not a text"),
+    ({"rope_scaling": {"type": "linear", "factor": "x"}}, "factor is 'x', not a num"),
+    ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor is 0, not a number >"),
+    (
+        {"rope_parameters": GOLDEN_ROPES[1][0] | {"low_freq_factor": 4.0}},
+        "low_freq_factor is 4.0, not below high_freq_factor 4.0",
+    ),
+    ({"rope_parameters": GOLDEN_ROPES[0][0] | {"rope_theta": 1}}, "yarn divides by"),
+    ({"num_key_value_heads": 3}, "is 4, no multiple of num_key_value_heads 3"),
+    ({"hidden_size": 66, "head_dim": None}, "hidden_size is 66, no multiple of num_at"),
+    ({"head_dim": 15}, "head_dim is 15, and rope turns pairs"),
+    ({"hidden_size": 60, "head_dim": None}, "head_dim is 15, and rope turns pairs"),
 ]
 
 
@@ -154,6 +181,55 @@ def test_all_refusals_come_at_once(read):
         read({"mlp_bias": True, "hidden_act": "relu", "rope_scaling": {"type": "x"}})
     for phrase in ("mlp_bias", "hidden_act", "rope_type"):
         assert phrase in str(error.value)
+
+
+def test_faults_of_type_and_of_meaning_come_at_once(read):
+    with pytest.raises(FormatMismatch) as error:
+        read(
+            {
+                "hidden_size": "64",
+                "vocab_size": 0,
+                "num_key_value_heads": 3,
+                "rope_scaling": {"type": "linear", "factor": "x"},
+            }
+        )
+    said = str(error.value)
+    for phrase in ("hidden_size", "vocab_size", "num_key_value_heads", "factor"):
+        assert phrase in said
+    assert "missing" not in said
+
+
+def test_null_stands_for_absent(read, tiny_spec):
+    changes = {"rope_theta": None, "rope_scaling": None, "tie_word_embeddings": None}
+    changes |= {"partial_rotary_factor": None, "sliding_window": None}
+    spec = read(changes)
+    assert spec.rope.theta == 10_000.0 and not spec.tie_embeddings
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "phrase"),
+    [
+        ("config.json", "[]", "it holds a list"),
+        ("config.json", '{"a": 1', "no JSON"),
+        ("config.json", b"\xff\xfe", "no JSON"),
+        ("generation_config.json", "{", "generation_config.json: it is no JSON"),
+        ("generation_config.json", "3", "generation_config.json: it holds a int"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id is 'x'"),
+    ],
+)
+def test_files_that_hold_no_object_are_refused(read, tmp_path, name, text, phrase):
+    read()
+    raw = text if isinstance(text, bytes) else text.encode()
+    (tmp_path / name).write_bytes(raw)
+    with pytest.raises(FormatMismatch, match=phrase):
+        config_hf.read(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"torch_dtype": 16}'])
+def test_a_declared_dtype_is_read_from_an_object_alone(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(FormatMismatch):
+        config_hf.declared_dtype(tmp_path / "config.json")
 
 
 def test_ends_of_text_are_those_of_the_generation_config(read, tmp_path):

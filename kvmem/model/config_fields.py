@@ -1,0 +1,134 @@
+"""What each field of a checkpoint's JSON files may hold.
+
+Law: a value of another type, or out of range, is named with what it should be; whoever
+reads on is given only fields that are what they should be.
+
+    config = load(Path("config.json"))               # an object, or FormatMismatch
+    faults({"hidden_size": "64"}, FIELDS)
+    # ["hidden_size is '64', not an integer >= 1"]
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvmem.errors import FormatMismatch, say
+
+__all__ = ["FIELDS", "GENERATION", "ROPE", "faults", "load", "sound"]
+
+
+class _Law(NamedTuple):
+    """What a field may hold, in words and as a question."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _are(value: Any, holds: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(holds, value))
+
+
+_COUNT = _Law("an integer >= 1", lambda v: _is_integer(v) and v >= 1)
+_ID = _Law("a token id", _is_integer)
+_IDS = _Law(
+    "a token id or a list of them", lambda v: _is_integer(v) or _are(v, _is_integer)
+)
+_FLAG = _Law("true or false", lambda v: isinstance(v, bool))
+_TEXT = _Law("a text", lambda v: isinstance(v, str))
+_TEXTS = _Law("a list of texts", lambda v: _are(v, lambda each: isinstance(each, str)))
+_TABLE = _Law("an object", lambda v: isinstance(v, dict))
+_NUMBER = _Law("a number", _is_number)
+_POSITIVE = _Law("a number > 0", lambda v: _is_number(v) and v > 0)
+
+GENERATION = {"eos_token_id": _IDS}
+FIELDS = GENERATION | {
+    "hidden_size": _COUNT,
+    "intermediate_size": _COUNT,
+    "num_hidden_layers": _COUNT,
+    "num_attention_heads": _COUNT,
+    "num_key_value_heads": _COUNT,
+    "head_dim": _COUNT,
+    "vocab_size": _COUNT,
+    "max_position_embeddings": _COUNT,
+    "rms_norm_eps": _POSITIVE,
+    "tie_word_embeddings": _FLAG,
+    "bos_token_id": _ID,
+    "sliding_window": _COUNT,
+    "use_sliding_window": _FLAG,
+    "layer_types": _TEXTS,
+    "rope_theta": _POSITIVE,
+    "rope_scaling": _TABLE,
+    "rope_parameters": _TABLE,
+    "dtype": _TEXT,
+    "torch_dtype": _TEXT,
+}
+ROPE = {
+    "rope_theta": _POSITIVE,
+    "rope_type": _TEXT,
+    "factor": _POSITIVE,
+    "low_freq_factor": _POSITIVE,
+    "high_freq_factor": _POSITIVE,
+    "original_max_position_embeddings": _POSITIVE,
+    "beta_fast": _POSITIVE,
+    "beta_slow": _POSITIVE,
+    "attention_factor": _POSITIVE,
+    "mscale": _NUMBER,
+    "mscale_all_dim": _NUMBER,
+    "truncate": _FLAG,
+}
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        FormatMismatch: not JSON, or something else than an object.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FormatMismatch(
+            say(f"reading {path}", f"it is no JSON ({error})", f"Give a {path.name}")
+        ) from error
+    if not isinstance(found, dict):
+        raise FormatMismatch(
+            say(
+                f"reading {path}",
+                f"it holds a {type(found).__name__}, and its fields stand in an object",
+                f"Give a {path.name} of a checkpoint",
+            )
+        )
+    return found
+
+
+def faults(values: Mapping[str, Any], laws: Mapping[str, _Law]) -> list[str]:
+    """Name each field that is not what its law says; null stands for absent."""
+    return [
+        f"{key} is {_short(values[key])}, not {law.words}"
+        for key, law in laws.items()
+        if values.get(key) is not None and not law.holds(values[key])
+    ]
+
+
+def sound(values: Mapping[str, Any], laws: Mapping[str, _Law]) -> dict[str, Any]:
+    """Return the fields that break no law, nulls left out."""
+    return {
+        key: value
+        for key, value in values.items()
+        if value is not None and (key not in laws or laws[key].holds(value))
+    }
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
