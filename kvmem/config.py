@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -304,6 +305,9 @@ class Config:
     def engine(self, model: LoadedModel | None = None) -> "serve.Engine":
         """Return an engine that serves the model; loads its weights and starts jax.
 
+        The store that it opens is closed by `engine.close()`, when the engine is gone,
+        or at once if no engine can be made.
+
         Args:
             model: the same model already loaded, None to load it here.
 
@@ -322,17 +326,26 @@ class Config:
         if model is None:
             model = presets.load(self.model.source, self.model.weight_dtype())
         (group,) = self.groups()
-        return serve.Engine(
-            model,
-            group,
-            solved,
-            self.topology,
-            order=self.pool.order,
-            config=self.serve,
-            store=self.store.open(model, group),
-            poison=self.pool.poison,
-            checked=self.pool.checked,
-        )
+        store = self.store.open(model, group)
+        try:
+            engine = serve.Engine(
+                model,
+                group,
+                solved,
+                self.topology,
+                order=self.pool.order,
+                config=self.serve,
+                store=store,
+                poison=self.pool.poison,
+                checked=self.pool.checked,
+            )
+        except BaseException:
+            if store is not None:
+                store.close()
+            raise
+        if store is not None:
+            weakref.finalize(engine, store.close)
+        return engine
 
     def _solve(self, limits: tuple[Limit, ...]) -> Budget:
         return budget.solve(

@@ -1,5 +1,6 @@
 """A config becomes groups and a budget, with no device and no weights."""
 
+import gc
 import pathlib
 
 import pytest
@@ -169,6 +170,13 @@ class Model:
     facts = {"scheme": "a test's"}
 
 
+class Made:
+    """Stands for an engine: all that matters is that it can be gone."""
+
+    def __init__(self, *_, **__):
+        pass
+
+
 def test_an_engine_is_given_everything_that_the_config_says(
     llama_config, monkeypatch, tmp_path
 ):
@@ -177,6 +185,7 @@ def test_an_engine_is_given_everything_that_the_config_says(
     def engine(*args, **named):
         names = ("model", "group", "budget", "topology")
         given.update(zip(names, args, strict=True), **named)
+        return Made()
 
     monkeypatch.setattr("kvmem.serve.Engine", engine)
     made = make(
@@ -314,3 +323,29 @@ def test_a_store_that_cannot_be_explained_is_not_left_open(
 def test_store_settings_without_a_meaning_are_refused(settings, words):
     with pytest.raises(errors.ConfigError, match=words):
         StoreConfig(**settings)
+
+
+def test_the_store_of_an_engine_that_could_not_be_made_is_closed(
+    llama_config, tmp_path, monkeypatch
+):
+    def fail(*_, **__):
+        raise errors.IncompatiblePlan("no device for rank 1")
+
+    made = make(llama_config(), "pool.pages=1", f"store.root={tmp_path / 's'}")
+    monkeypatch.setattr("kvmem.serve.Engine", fail)
+    for _ in range(2):  # the second is not locked out by the first
+        with pytest.raises(errors.IncompatiblePlan, match="no device"):
+            made.engine(Model())
+
+
+def test_the_store_of_an_engine_that_is_gone_is_closed(
+    llama_config, tmp_path, monkeypatch
+):
+    made = make(llama_config(), "pool.pages=1", f"store.root={tmp_path / 's'}")
+    monkeypatch.setattr("kvmem.serve.Engine", Made)
+    first = made.engine(Model())
+    with pytest.raises(errors.StoreLocked):
+        made.engine(Model())
+    del first
+    gc.collect()
+    made.engine(Model())
