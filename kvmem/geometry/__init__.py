@@ -4,6 +4,7 @@ The first floor. Frozen, hashable dataclasses and arithmetic on them; no jax.
 """
 
 from kvmem.geometry import envelope, order, rope
+from kvmem.geometry.declare import Declared, declare
 from kvmem.geometry.envelope import Entry, Envelope, Plane
 from kvmem.geometry.fields import DTYPES, Field, LayerSpec, np_dtype
 from kvmem.geometry.groups import LifecycleGroup, group_layers
@@ -13,6 +14,7 @@ from kvmem.geometry.topology import HeadShard, Topology
 
 __all__ = [
     "DTYPES",
+    "Declared",
     "Entry",
     "Envelope",
     "Field",
@@ -23,6 +25,7 @@ __all__ = [
     "Rope",
     "Term",
     "Topology",
+    "declare",
     "envelope",
     "group_layers",
     "np_dtype",

@@ -48,6 +48,9 @@ class Field:
     """One stored row a token and head: `heads` rows of `head_nbytes` bytes.
 
     `heads == 0` marks a replicated field: one row a token, the same on every rank.
+
+    Raises:
+        ConfigError: no dtype, or a width that is none of it.
     """
 
     layer: str
@@ -55,6 +58,18 @@ class Field:
     heads: int
     head_nbytes: int
     dtype: str
+
+    def __post_init__(self):
+        item = np_dtype(self.dtype).itemsize
+        if self.heads < 0 or self.head_nbytes < 1 or self.head_nbytes % item:
+            raise errors.ConfigError(
+                errors.say(
+                    f"field {self.name!r} of layer {self.layer!r}: {self.heads} rows "
+                    f"of {self.head_nbytes} bytes in {self.dtype}",
+                    "a stored row is a whole number of elements, at least one",
+                    "Give a dtype and a positive width",
+                )
+            )
 
     @property
     def rows(self) -> int:

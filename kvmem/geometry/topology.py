@@ -52,6 +52,37 @@ class Topology:
                     )
                 )
 
+    @classmethod
+    def nested(
+        cls, tp: int, dcp: int = 1, interleave: int = 1, pp: int = 1, pcp: int = 1
+    ) -> "Topology":
+        """Return the topology of an engine that counts token shards inside its TP.
+
+        "TP 8, DCP 2" there is `Topology(4, 2)`; rank numbers are equal. The ranks of
+        another prefill-context replica (pcp) hold equal bytes: this is the topology of
+        any one of them.
+
+        Raises:
+            IncompatiblePlan: pipeline stages, or a DCP that does not divide the TP.
+        """
+        if pp != 1:
+            raise errors.IncompatiblePlan(
+                errors.say(
+                    f"{pp} pipeline stages",
+                    "a record holds every layer, and a stage holds some",
+                    "Use one stage, or a model of each stage's layers",
+                )
+            )
+        if min(tp, dcp, pcp) < 1 or tp % dcp:
+            raise errors.IncompatiblePlan(
+                errors.say(
+                    f"TP {tp} with DCP {dcp} inside and {pcp} replicas",
+                    "token shards are counted inside TP, so DCP divides it",
+                    "Give a DCP that divides TP, or make Topology(tp, dcp) directly",
+                )
+            )
+        return cls(tp // dcp, dcp, interleave)
+
     @property
     def ranks(self) -> int:
         """Ranks in all, tp * dcp."""

@@ -7,7 +7,7 @@ both move the same bytes. `certify` proves that a model's write path, page order
 sharding and executor make the records that everyone else reads.
 """
 
-from kvmem.transfer.arrays import Pages
+from kvmem.transfer.arrays import Pages, as_bytes, from_bytes
 from kvmem.transfer.certify import certify, require_certified
 from kvmem.transfer.choose import IMPLEMENTATIONS, Choice, choose
 from kvmem.transfer.records import export_records, import_records
@@ -18,9 +18,11 @@ __all__ = [
     "Choice",
     "Pages",
     "Window",
+    "as_bytes",
     "certify",
     "choose",
     "export_records",
+    "from_bytes",
     "import_records",
     "require_certified",
 ]

@@ -11,10 +11,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from kvmem.canonical.plan import CopyPlan
 
-__all__ = ["Pages", "Part", "as_given", "listed", "num_pages", "parts"]
+__all__ = [
+    "Pages",
+    "Part",
+    "as_bytes",
+    "as_given",
+    "from_bytes",
+    "listed",
+    "num_pages",
+    "parts",
+]
 
 Pages = jax.Array | tuple[jax.Array, ...]
 
@@ -53,4 +63,34 @@ def parts(pages: Pages, plan: CopyPlan) -> tuple[Part, ...]:
         if array.ndim == 3:
             base, stride = 0, array.shape[2]
         found.append(Part(plane.index, base, stride, plane.page_stride))
+    return tuple(found)
+
+
+def as_bytes(arrays: Sequence[jax.Array], plan: CopyPlan) -> Pages:
+    """Return declared arrays as the pages that transfer takes: a copy, of bytes.
+
+    Args:
+        arrays: as `geometry.declare` was given them; without a rank axis they are one
+            rank's.
+    """
+    ranks, made = plan.topology.ranks, []
+    for array in arrays:
+        raw = jax.lax.bitcast_convert_type(array, jnp.uint8)
+        if plan.num_pages is None:
+            held = array.shape[1] if ranks > 1 else array.shape[0]
+            made.append(raw.reshape(ranks, held, -1))
+        else:
+            made.append(raw.reshape(ranks, -1))
+    return made[0] if plan.num_arrays == 1 else tuple(made)
+
+
+def from_bytes(pages: Pages, like: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+    """Return pages in the shapes and dtypes of declared arrays: a copy."""
+    found = []
+    for array, want in zip(listed(pages), like, strict=True):
+        item = want.dtype.itemsize
+        raw = (
+            array.reshape(*want.shape, item) if item > 1 else array.reshape(want.shape)
+        )
+        found.append(jax.lax.bitcast_convert_type(raw, want.dtype))
     return tuple(found)
