@@ -45,15 +45,19 @@ class Arguments(console.Common):
 def main(argv: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     command, *rest = list(argv) or ["--help"]
+    return console.guard(lambda: _perform(command, rest), debug="--debug" in rest)
+
+
+def _perform(command: str, rest: Sequence[str]) -> int:
     if command in ("-h", "--help"):
         print(_USAGE)
         return console.DONE
     if command == "list" and not rest:
         return _list()
-    if command != "run":
-        print(f"{' '.join(argv)!r} is no command.\n{_USAGE}", file=sys.stderr)
-        return console.BAD_INPUT
-    return console.guard(lambda: _run(rest), debug="--debug" in rest)
+    if command == "run":
+        return _run(rest)
+    print(f"{' '.join([command, *rest])!r} is no command.\n{_USAGE}", file=sys.stderr)
+    return console.BAD_INPUT
 
 
 def experiments() -> dict[str, str]:

@@ -1,32 +1,24 @@
-"""The console: how a command of kvmem ends, and what a person sees of it.
+"""The console: what a person types and sees; how a command ends is `kvmem.exits`.
 
-The law of exit codes, everywhere: 0 the job was done; 1 the run's own check failed, or
-damage was found; 2 the input was bad, with a message in three beats. A traceback is
-shown with --debug only.
-
-    sys.exit(guard(lambda: verb.run(arguments), debug=arguments.debug))
+sys.exit(guard(lambda: verb.run(arguments), debug=arguments.debug))
+console.out().print(console.table("devices", "name", "> bytes"))
 """
 
 import dataclasses
 import inspect
-import os
 import re
-import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import tyro
 from rich import box
-from rich.console import Console
+from rich import console as rich_console
 from rich.table import Table
 
-from kvmem import errors
+from kvmem.exits import BAD_INPUT, CHECK_FAILED, DONE, guard
 
 __all__ = ["BAD_INPUT", "CHECK_FAILED", "DONE", "Common", "Overrides", "count"]
 __all__ += ["guard", "of_setting", "out", "parse", "table"]
-
-DONE, CHECK_FAILED, BAD_INPUT = 0, 1, 2
 
 
 Overrides = Annotated[
@@ -52,36 +44,12 @@ def parse[T](kind: type[T], argv: Sequence[str], prog: str) -> T:
     return tyro.cli(kind, args=list(argv), prog=prog, config=config)
 
 
-def guard(job: Callable[[], int], debug: bool) -> int:
-    """Run a command's job and return its exit code, errors told in words."""
-    try:
-        return job()
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
-    except (Exception, KeyboardInterrupt) as error:
-        if debug:
-            traceback.print_exc()
-        code, words = _verdict(error)
-        print(f"kvmem: {words}", file=sys.stderr)
-        return code
+class Console(rich_console.Console):
+    """A console that leaves a reader who has seen enough to `guard`."""
 
-
-def _verdict(error: BaseException) -> tuple[int, str]:
-    """Return the exit code of an error and what a person is told."""
-    if isinstance(error, KeyboardInterrupt):
-        return CHECK_FAILED, "interrupted"
-    if isinstance(error, errors.KVMemError):
-        damage = isinstance(error, errors.CorruptPage)
-        return CHECK_FAILED if damage else BAD_INPUT, str(error)
-    if isinstance(error, OSError):
-        cure = "Give a path that can be used"
-        return BAD_INPUT, errors.say(str(error.filename), str(error.strerror), cure)
-    return CHECK_FAILED, errors.say(
-        f"{type(error).__name__}: {error}",
-        "this is a fault of kvmem, not of its input",
-        "Run again with --debug and report the traceback",
-    )
+    def on_broken_pipe(self) -> None:
+        """Let BrokenPipeError go on, where rich would end the process with 1."""
+        raise  # noqa: PLE0704, rich calls this where it has caught the error
 
 
 def out() -> Console:

@@ -18,6 +18,7 @@ FLOORS = {
     "pallas_kernels": 0,  # a separate house: it imports nothing of kvmem
     "kvmem": 0,  # the package's own __init__: its version
     "kvmem.errors": 0,
+    "kvmem.exits": 1,
     "kvmem.geometry": 1,
     "kvmem.settings": 1,
     "kvmem.budget": 2,
@@ -43,6 +44,7 @@ FLOORS = {
 JAX_FREE_ROOMS = (
     "kvmem",
     "kvmem.errors",
+    "kvmem.exits",
     "kvmem.geometry",
     "kvmem.settings",
     "kvmem.budget",

@@ -1,8 +1,10 @@
 """The console: verbs, exit codes, messages in three beats, and what --help says."""
 
 import dataclasses
+import errno
 import importlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -11,7 +13,7 @@ import time
 
 import pytest
 
-from kvmem import cli, console, errors
+from kvmem import cli, console, errors, exits
 
 
 def run(*argv: str) -> subprocess.CompletedProcess:
@@ -78,6 +80,9 @@ def test_a_bad_flag_is_bad_input():
         (errors.IncompatiblePlan("a: b. c."), 2),
         (errors.OutOfPages("a: b. c."), 2),
         (FileNotFoundError(2, "No such file", "x"), 2),
+        (OSError(errno.ENOSPC, "No space left on device"), 2),
+        (RuntimeError("Unable to initialize backend 'cuda': no such\nmore"), 2),
+        (UnicodeEncodeError("ascii", "\u00e9", 0, 1, "no code"), 2),
         (errors.CorruptPage("a: b. c."), 1),
         (ZeroDivisionError("x"), 1),
         (KeyboardInterrupt(), 1),
@@ -102,15 +107,101 @@ def test_a_fault_of_our_own_is_not_blamed_on_the_input(capsys):
     assert "a fault of kvmem, not of its input" in said and "--debug" in said
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
-    done = subprocess.run(
-        f"{shlex.quote(sys.executable)} -m kvmem.cli doctor --json | head -n 1",
-        shell=True,
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            "the output, or a file without a name: No space left on device. "
+            "Free space there, or give a path on another disk.",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "x"),
+            "x: No space left on device. Free space there, or give a path on another "
+            "disk.",
+        ),
+        (OSError("odd"), "the output, or a file without a name: odd. Mend that"),
+        (FileNotFoundError(2, "No such file", "a"), "a: No such file. Give a path"),
+        (FileExistsError(17, "There", "a", None, "b"), "a to b: There. Give a path"),
+    ],
+)
+def test_what_the_machine_refuses_is_said_with_what_would_work(error, said):
+    code, words = exits.verdict(error)
+    assert code == 2 and words.startswith(said) and "None" not in words
+
+
+VERBS_THAT_PRINT = [
+    "kvmem.cli doctor --json",
+    "kvmem.cli doctor",
+    "kvmem.cli --help",
+    "kvmem.cli plan --help",
+    "experiments list",
+    "experiments --help",
+]
+
+
+def shell(line: str, **env: str) -> subprocess.CompletedProcess:
+    line = f"{shlex.quote(sys.executable)} -m {line}"
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
         capture_output=True,
         text=True,
         timeout=120,
+        env=os.environ | env,
     )
-    assert done.stdout == "{\n" and done.stderr == ""
+
+
+@pytest.mark.parametrize("command", VERBS_THAT_PRINT)
+def test_a_reader_that_has_seen_enough_is_no_error(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-m", *command.split()],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", VERBS_THAT_PRINT)
+def test_output_that_finds_no_space_is_refused_in_words(command):
+    done = shell(f"{command} > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        "kvmem: the output, or a file without a name: No space left on device. Free"
+    )
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_a_command_that_is_interrupted_while_it_loads_says_so(tmp_path):
+    slow = tmp_path / "tyro.py"
+    slow.write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    done = shell("kvmem.cli doctor", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (1, "kvmem: interrupted\n")
+
+
+def test_a_platform_that_is_not_here_is_said_in_words():
+    done = shell("kvmem.cli doctor", JAX_PLATFORMS="cuda")
+    assert done.returncode == 2 and "fault of kvmem" not in done.stderr
+    assert "JAX_PLATFORMS=cuda: jax finds no such device here" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_characters_that_the_output_has_no_code_for_are_escaped():
+    code = (
+        "import sys; from kvmem import exits;"
+        "sys.exit(exits.guard(lambda: print('caf\u00e9 \u2026') or 0, False))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"caf\\xe9 \\u2026\n"
 
 
 @pytest.mark.case("CFG-04")
@@ -126,7 +217,8 @@ def test_every_default_of_help_is_the_codes(verb, monkeypatch, capsys):
         flag = f"--{field.name.replace('_', '-')}"
         if field.default is dataclasses.MISSING:
             continue
-        assert said[flag] == _spelled(field, owners.get(field.name)), flag
+        expected = _spelled(field, owners.get(field.name))
+        assert said[flag] == expected, flag
 
 
 def _defaults(page: str) -> dict[str, str]:
@@ -147,6 +239,8 @@ def _spelled(field: dataclasses.Field, owner) -> str:
     if field.default == ():
         return "repeatable"
     if owner is None:
+        if field.default == "":
+            return "default: none"
         plain = field.default is not None
         return f"default: {field.default}" if plain else "default: the config's"
     room, name = owner
