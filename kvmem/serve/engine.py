@@ -12,8 +12,6 @@ One thread drives an engine, and a second is refused; Ctrl-C waits for the end o
 step. It cannot be called inside a jax transformation.
 """
 
-import itertools
-from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 
@@ -34,13 +32,8 @@ from kvmem.serve.identity import PLAIN, Identity
 from kvmem.serve.page_table import Accounts, PageTable
 from kvmem.serve.prompts import Prompt, as_prompts, as_token_ids, one_each
 from kvmem.serve.recall import Recall, Records
-from kvmem.serve.request import (
-    Completion,
-    Delta,
-    Output,
-    SamplingParams,
-    Sequence,
-)
+from kvmem.serve.request import Delta, Output, SamplingParams, Sequence
+from kvmem.serve.requests import Requests, require_kept
 from kvmem.serve.scheduler import Scheduler, Work
 from kvmem.serve.stats import Counts, EngineStats, ResetReport
 from kvmem.serve.step import Stepper
@@ -107,10 +100,7 @@ class Engine:
         self._checked = checked
         self._counts = Counts()
         self._eos = frozenset(self.tokenizer.eos_ids)
-        self._ids = itertools.count()
-        self._samples: dict[int, list[Sequence]] = {}
-        self._done: dict[int, Output] = {}
-        self._streams: dict[int, deque[Delta]] = {}
+        self._requests = Requests()
         self._guard = Guard()
 
     def __enter__(self) -> "Engine":
@@ -170,13 +160,13 @@ class Engine:
         try:
             for request in requests:
                 begun.append(self.add(*request))
-            while any(request_id not in self._done for request_id in begun):
+            while any(self._requests.is_open(request_id) for request_id in begun):
                 self.step()
         except BaseException:
             self._forget(begun)
             raise
         outputs = [self.take_output(request_id) for request_id in begun]
-        _require_kept(outputs)
+        require_kept(outputs)
         return outputs
 
     def stream(
@@ -193,16 +183,17 @@ class Engine:
             NotKept: after the last token, if the store could not keep the records.
         """
         request_id = self.add(prompt, sampling, identity)
-        mine = self._streams[request_id] = deque()
+        mine = self._requests.listen(request_id)
         try:
-            while mine or request_id in self._samples:
+            while mine or self._requests.is_open(request_id):
                 if not mine:
                     self.step()
                 while mine:
                     yield mine.popleft()
-            _require_kept([self._done[request_id]] if request_id in self._done else [])
+            output = self._requests.output(request_id)
+            require_kept([output] if output else [])
         finally:
-            del self._streams[request_id]
+            self._requests.deafen(request_id)
             self._forget([request_id])
 
     def add(
@@ -226,7 +217,7 @@ class Engine:
         with self._guard("add", asks_first=True):
             prompt_ids = self._prompt_ids(prompt)
             leader = Sequence(
-                next(self._ids),
+                self._requests.next_id(),
                 0,
                 prompt_ids,
                 sampling or SamplingParams(),
@@ -234,7 +225,7 @@ class Engine:
                 identity,
             )
             self.scheduler.add(leader)
-            self._samples[leader.request_id] = [leader]
+            self._requests.open(leader)
         return leader.request_id
 
     def step(self) -> list[Delta]:
@@ -246,9 +237,7 @@ class Engine:
         _require_outside_of_traces()
         with self._guard("step"):
             deltas = self._step()
-            for delta in deltas:
-                if delta.request_id in self._streams:
-                    self._streams[delta.request_id].append(delta)
+            self._requests.hear(deltas)
         return deltas
 
     def _step(self) -> list[Delta]:
@@ -275,9 +264,8 @@ class Engine:
         Samples that had not begun are no part of its output.
         """
         with self._guard("abort"):
-            going = [
-                s for s in self._samples.get(request_id, ()) if not s.finish_reason
-            ]
+            samples = self._requests.samples(request_id)
+            going = [s for s in samples if not s.finish_reason]
             for sequence in going:
                 sequence.finish_reason = "abort"
                 self.scheduler.drop(sequence)
@@ -288,9 +276,9 @@ class Engine:
     def _forget(self, request_ids: list[int]) -> None:
         """End what is still going and drop the outputs; nobody will take them."""
         for request_id in request_ids:
-            if request_id in self._samples:
+            if self._requests.is_open(request_id):
                 self.abort(request_id)
-            self._done.pop(request_id, None)
+            self._requests.forget(request_id)
 
     def reset(self, weights_epoch: int | None = None) -> ResetReport:
         """Forget every cached page, because the weights have changed; say what it did.
@@ -308,7 +296,8 @@ class Engine:
         epoch = self.scheduler.weights_epoch + 1
         epoch = epoch if weights_epoch is None else weights_epoch
         PLAIN.at_epoch(epoch)  # refuses what is no epoch
-        cleared = self.scheduler.reset(epoch)
+        with self._guard("reset"):
+            cleared = self.scheduler.reset(epoch)
         in_use = {v for s in self.scheduler.running for v in s.vpages}
         return ResetReport(
             weights_epoch=epoch,
@@ -334,16 +323,7 @@ class Engine:
         Raises:
             InvalidId: the request is unknown, going, or was taken before.
         """
-        if request_id not in self._done:
-            state = "still going" if request_id in self._samples else "not known"
-            raise errors.InvalidId(
-                errors.say(
-                    f"the output of request {request_id}",
-                    f"the request is {state}",
-                    "Take an output once, after its last token",
-                )
-            )
-        return self._done.pop(request_id)
+        return self._requests.take(request_id)
 
     def records(self, request_id: int, sample: int = 0) -> np.ndarray:
         """Return the token records of a going request: u8[num_computed, record].
@@ -353,10 +333,11 @@ class Engine:
         Raises:
             InvalidId: the request or the sample is not going.
         """
-        for sequence in self._samples.get(request_id, ()):
+        for sequence in self._requests.samples(request_id):
             if sequence.sample == sample and sequence.vpages:
-                self.pool = self.table.apply(self.pool)
-                return self.records_of.export(self.pool, sequence)
+                with self._guard("records"):
+                    self.pool = self.table.apply(self.pool)
+                    return self.records_of.export(self.pool, sequence)
         raise errors.InvalidId(
             errors.say(
                 f"records of request {request_id} sample {sample}",
@@ -374,8 +355,9 @@ class Engine:
         before = sum(self.stepper.num_traces.values())
         for bucket in self.buckets.all() if buckets is None else buckets:
             batch = self.stepper.pack((), bucket, self.table.null_vpage)
-            self.pool, logits = self.stepper(self.pool, batch)
-            sampler.greedy(logits).block_until_ready()
+            with self._guard("warm_up"):
+                self.pool, logits = self.stepper(self.pool, batch)
+                sampler.greedy(logits).block_until_ready()
         return sum(self.stepper.num_traces.values()) - before
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
@@ -422,7 +404,7 @@ class Engine:
         ]
         for twin in twins:
             self.scheduler.fork(sequence, twin)
-        self._samples[sequence.request_id] += twins
+        self._requests.add_samples(twins)
         return [twin for twin in twins if twin.vpages]
 
     def _choose(
@@ -450,23 +432,8 @@ class Engine:
 
     def _conclude(self, request_id: int) -> None:
         """Make the output of a request once all its samples have ended."""
-        samples = self._samples[request_id]
-        expected = samples[0].sampling.n if len(samples) > 1 else 1
-        if any(s.finish_reason is None for s in samples) or len(samples) < expected:
-            return
-        del self._samples[request_id]
-        leader = samples[0]
-        self._counts.ended(samples)
-        self._done[request_id] = Output(
-            request_id=request_id,
-            prompt_ids=tuple(leader.tokens[: leader.num_prompt]),
-            completions=tuple(_completion(s) for s in samples),
-            cached_tokens=leader.cached_tokens,
-            stored_tokens=leader.stored_tokens,
-            miss_reason=leader.miss_reason,
-            first_token_s=leader.first_token_s,
-            store_error=next((s.store_error for s in samples if s.store_error), None),
-        )
+        if samples := self._requests.conclude(request_id):
+            self._counts.ended(samples)
 
     def _require_progress(self) -> None:
         if self.scheduler.has_work and not self.scheduler.running:
@@ -495,31 +462,6 @@ class Engine:
                     "a checked step", "; ".join(broken), "Please report this state"
                 )
             )
-
-
-def _require_kept(outputs: list[Output]) -> None:
-    """Raise when the store could not keep a finished request; the answers go along."""
-    faults = [output.store_error for output in outputs if output.store_error]
-    if faults:
-        raise errors.NotKept(
-            errors.say(
-                f"keeping the records of {len(faults)} of {len(outputs)} requests",
-                f"the store said {faults[0][:500]}",
-                "The answers are in this error's `outputs`; mend the store, or open it "
-                "with read_only=True",
-            ),
-            tuple(outputs),
-        )
-
-
-def _completion(sequence: Sequence) -> Completion:
-    wants = sequence.sampling.logprobs is not None
-    return Completion(
-        output_ids=sequence.output_ids,
-        text=sequence.text,
-        finish_reason=sequence.finish_reason,
-        logprobs=tuple(sequence.logprobs) if wants else None,
-    )
 
 
 def _require_outside_of_traces() -> None:
