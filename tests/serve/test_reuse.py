@@ -248,7 +248,9 @@ def test_pages_handed_out_again_during_a_save_change_nothing_of_it(
     prompt = text(14, 24)
     with open_store() as kept:
         made, put, saves = engine(store=kept, pages=12), kept.put, []
-        monkeypatch.setattr(kept, "put", lambda *args: saves.append(args))
+        monkeypatch.setattr(
+            kept, "put", lambda *args, **more: saves.append((args, more))
+        )
         request_id = made.add(prompt, greedy(5))
         while made.scheduler.waiting or made.scheduler.running[0].num_left > 1:
             made.step()
@@ -264,9 +266,32 @@ def test_pages_handed_out_again_during_a_save_change_nothing_of_it(
         for at in range(3):  # every page is handed out again and filled
             made.generate(text(30 + at, 40), greedy(4))
         assert used <= set(made.table.cache.vpages()) | used
-        (first, *_) = saves
+        (args, more), *_ = saves
         monkeypatch.undo()
-        put(*first)  # the save ends only now
-        found = kept.get(first[0], first[1].reshape(-1))
+        put(*args, **more)  # the save ends only now
+        found = kept.get(args[0], args[1].reshape(-1))
     assert found.reason is None
     assert (found.records[:24] == expected).all()
+
+
+def test_the_store_is_asked_for_requests_that_run_never_for_those_that_wait(
+    engine, open_store, monkeypatch
+):
+    """8 pages, 50 requests of 4 pages in turn: nothing is fetched that is not used."""
+    texts, asked = [text(60 + t, 15) for t in range(5)], []
+    with open_store() as kept:
+        made, get = engine(pages=8, store=kept), kept.get
+        monkeypatch.setattr(
+            kept, "get", lambda *args, **more: asked.append(args) or get(*args, **more)
+        )
+        for number in range(50):
+            made.add(texts[number % 5], greedy(1))
+        before = made.table.num_evicted
+        while made.has_work:
+            made.step()
+        stats = made.stats()
+    assert (stats.admitted, stats.finished, stats.preempted) == (50, 50, 0)
+    assert len(asked) <= 50 and before == 0 < stats.evicted_pages
+    found = stats.cached_tokens + stats.stored_tokens
+    assert found >= 45 * 8  # all but the first of each text
+    assert kept.stats().written == 5
