@@ -19,6 +19,8 @@ from typing import Any
 
 from kvmem.errors import Busy, say
 
+_BEGIN_S = 0.01  # look again so soon for the lease of a write that has not begun
+
 
 class Lease:
     """The right of one write to publish what it wrote."""
@@ -124,8 +126,8 @@ class Writer:
     def reap(self) -> float:
         """Revoke the running lease if it has ended; return seconds until it does."""
         with self._changed:
-            if self._running is None:
-                return float("inf")
+            if self._running is None:  # its thread is about to begin, if there is work
+                return _BEGIN_S if self._queue else float("inf")
             lease, future = self._running
             if lease.left_s > 0:
                 return lease.left_s
