@@ -32,6 +32,7 @@ from kvmem.store import HostTier, RecordStore, TieredStore
 __all__ = ["Config", "ModelConfig", "PoolConfig", "ServeConfig", "StoreConfig"]
 __all__ += ["explain", "load"]
 
+WeightDType = Literal["float32", "float16", "bfloat16"]
 DType = Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 
 
@@ -48,8 +49,19 @@ class ModelConfig:
     """
 
     source: str
-    dtype: DType | None = None
+    dtype: WeightDType | None = None
     kv_dtype: DType | None = None
+
+    def __post_init__(self):
+        settings.settle(self)
+        if not self.source.strip():
+            raise errors.ConfigError(
+                errors.say(
+                    f"model.source = {self.source!r}",
+                    "a model comes from somewhere",
+                    f"Give a path, or one of the presets {', '.join(presets.PRESETS)}",
+                )
+            )
 
     def weight_dtype(self) -> str:
         """Return the dtype that the weights are loaded in."""
@@ -77,7 +89,7 @@ class PoolConfig:
         machine_memory: bytes of the one machine that all ranks share.
         pages: a cap in pages.
         poison: fill fresh pools with NaN bytes.
-        checked: check every law of the books after every verb.
+        checked: check every law of the books after every step.
     """
 
     page_size: int = 16
@@ -93,6 +105,7 @@ class PoolConfig:
     checked: bool = False
 
     def __post_init__(self):
+        settings.settle(self)
         geometry.envelope.parse_order(self.order)
         _require_positive(page_size=self.page_size, pages=self.pages)
         idle = []
@@ -168,6 +181,7 @@ class StoreConfig:
     region: str | None = None
 
     def __post_init__(self):
+        settings.settle(self)
         _require_positive(
             chunk_tokens=self.chunk_tokens,
             max_nbytes=self.max_nbytes,
@@ -242,6 +256,9 @@ class Config:
     pool: PoolConfig = dataclasses.field(default_factory=PoolConfig)
     serve: ServeConfig = dataclasses.field(default_factory=ServeConfig)
     store: StoreConfig = dataclasses.field(default_factory=StoreConfig)
+
+    def __post_init__(self):
+        settings.settle(self)
 
     @functools.cached_property
     def spec(self) -> ModelSpec:

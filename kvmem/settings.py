@@ -12,6 +12,8 @@ This room knows no key by name: what may be set is what the dataclass declares.
 
 import dataclasses
 import difflib
+import operator
+import os
 import pathlib
 import re
 import tomllib
@@ -26,7 +28,7 @@ from cattrs.gen import make_dict_structure_fn
 from kvmem import errors
 
 __all__ = ["ENV_PREFIX", "Loaded", "Nbytes", "Override", "Setting", "parse_nbytes"]
-__all__ += ["parse_override", "read"]
+__all__ += ["parse_override", "read", "settle"]
 
 ENV_PREFIX = "KVMEM_"
 _NO_SETTINGS = ("KVMEM_CACHE",)  # a folder of the machine: kvmem/model/weights_cache.py
@@ -146,6 +148,57 @@ def read[T](
     return Loaded(value, settings)
 
 
+def settle(owner: Any) -> None:
+    """Hold a dataclass made in Python to the types that it declares; for __post_init__.
+
+    What TOML may spell is spelled so here too: memory="1MiB" becomes bytes, a list a
+    tuple, a path its text, an integer of numpy an int. Nothing else is converted.
+
+    Raises:
+        ConfigError: every field of a wrong type at once.
+    """
+    hints, faults = typing.get_type_hints(type(owner)), []
+    for field in dataclasses.fields(owner):
+        given, hint = getattr(owner, field.name), hints[field.name]
+        try:
+            object.__setattr__(owner, field.name, _settled(given, hint))
+        except (TypeError, errors.ConfigError) as error:
+            faults.append(f"{field.name}: {str(error).rstrip('.')}")
+    if faults:
+        raise errors.ConfigError(
+            errors.say(type(owner).__name__, "; ".join(faults), "Mend these")
+        )
+
+
+def _settled(value: Any, hint: object) -> Any:
+    """Return a value as its type wants it, or raise."""
+    options = _options(hint)
+    if value is None and type(None) in options:
+        return None
+    (kind,) = [option for option in options if option is not type(None)]
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, kind):
+            raise _wrong_type(value, kind.__name__)
+        return value
+    if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise _wrong_type(value, "a list")
+        item = typing.get_args(kind)[0]
+        return tuple(_settled(each, item) for each in value)
+    if isinstance(value, os.PathLike) and kind is str:
+        return os.fspath(value)
+    if kind in (int, Nbytes) and not isinstance(value, bool | str):
+        value = _as_integer(value)
+    return _CONVERTER.structure(value, kind)
+
+
+def _as_integer(value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise _wrong_type(value, "an integer") from None
+
+
 def _read_toml(path: pathlib.Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
@@ -261,7 +314,7 @@ def _unknown(key: str, known: Sequence[str]) -> str:
 def _structure(data: Mapping[str, Any], kind: type) -> tuple[Any, list[str]]:
     """Return (config, []) or (None, every fault)."""
     try:
-        return _converter().structure(data, kind), []
+        return _CONVERTER.structure(data, kind), []
     except cattrs.BaseValidationError as error:
         return None, _faults(error, "", _known_keys(kind))
 
@@ -313,6 +366,8 @@ def _wrong_type(value: object, wanted: str) -> TypeError:
 def _as_plain(value: Any, hint: type) -> Any:
     if hint is float and type(value) is int:
         return float(value)
+    if hint is float and isinstance(value, float):
+        return float(value)
     if type(value) is not hint:
         raise _wrong_type(value, hint.__name__)
     return value
@@ -346,3 +401,6 @@ def _as_table(converter: cattrs.Converter, hint: Any) -> Any:
         return inner(value, hint)
 
     return structure
+
+
+_CONVERTER = _converter()

@@ -3,11 +3,13 @@
 import gc
 import pathlib
 
+import numpy as np
 import pytest
 
 from kvmem import canonical, config, errors, store
 from kvmem.config import Config, ModelConfig, PoolConfig, StoreConfig
 from kvmem.geometry import Topology
+from kvmem.serve import ServeConfig
 
 GIB = 1 << 30
 
@@ -125,6 +127,43 @@ def test_counts_start_at_one_and_are_refused_together():
         PoolConfig(page_size=0, pages=-1)
     with pytest.raises(errors.ConfigError, match="chunk_tokens = 0"):
         StoreConfig(chunk_tokens=0)
+
+
+def test_configs_made_in_python_keep_the_types_that_toml_has():
+    assert PoolConfig(memory="1MiB") == PoolConfig(memory=1 << 20)
+    assert type(PoolConfig(pages=np.int32(3)).pages) is int
+    for wrong in (
+        lambda: PoolConfig(pages=2.5),
+        lambda: PoolConfig(memory=1.5e6),
+        lambda: PoolConfig(device_memory=GIB, reserve=-1),
+        lambda: PoolConfig(page_size=True),
+        lambda: PoolConfig(poison=1),
+        lambda: ModelConfig(3),
+        lambda: ModelConfig("a", dtype="int8"),
+        lambda: StoreConfig(chunk_tokens=16.0),
+        lambda: StoreConfig(root=3),
+        lambda: Config("smollm2"),
+        lambda: Topology(tp=2.0),
+        lambda: Topology(dcp=True),
+        lambda: ServeConfig(max_batch=2.5),
+        lambda: ServeConfig(prefill_chunk=4.0),
+        lambda: ServeConfig(batches=(1.5, 8)),
+    ):
+        with pytest.raises(errors.ConfigError):
+            wrong()
+
+
+@pytest.mark.parametrize("source", ["", " "])
+def test_a_model_without_a_source_is_refused(source):
+    with pytest.raises(errors.ConfigError, match="a model comes from somewhere"):
+        make(source)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_weights_in_eight_bits_are_refused_when_they_are_asked_for(dtype):
+    with pytest.raises(errors.ConfigError, match=f"model.dtype: '{dtype}' is none of"):
+        make("x", f"model.dtype={dtype}")
+    assert make("x", f"model.kv_dtype={dtype}").model.cache_dtype() == dtype
 
 
 def test_a_page_order_is_checked_when_it_is_set():

@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from typing import Literal
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -242,3 +243,71 @@ def test_what_is_no_whole_number_of_bytes_is_refused(text):
 def test_any_number_of_bytes_is_read_exactly(nbytes):
     assert settings.parse_nbytes(str(nbytes)) == nbytes
     assert settings.parse_nbytes(f"{nbytes}KiB") == nbytes * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    tp: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    name: str = "x"
+    pages: int | None = None
+    memory: Nbytes | None = None
+    share: float = 1.0
+    flag: bool = False
+    kind: Literal["a", "b"] | None = None
+    sizes: tuple[int, ...] = ()
+    inner: Inner = Inner()
+
+    def __post_init__(self):
+        settings.settle(self)
+
+
+def test_what_python_gives_is_spelled_as_toml_would_spell_it():
+    made = Made(
+        name=pathlib.PurePosixPath("a/b"),
+        pages=np.int64(3),
+        memory="1MiB",
+        share=np.float64(0.5),
+        sizes=[1, np.uint8(2)],
+        kind="b",
+    )
+    assert made == Made("a/b", 3, 1 << 20, 0.5, False, "b", (1, 2))
+    kinds = [type(made.pages), type(made.share), *map(type, made.sizes)]
+    assert kinds == [int, float, int, int]
+    assert Made(share=1).share == 1.0 and {made: 1}[made] == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"pages": 2.5}, "pages: 2.5 is float, not an integer"),
+        ({"pages": 2.0}, "pages: 2.0 is float, not an integer"),
+        ({"pages": True}, "pages: True is bool, not int"),
+        ({"pages": "2"}, "pages: '2' is str, not int"),
+        ({"memory": 1.5e6}, "memory: 1500000.0 is float, not an integer"),
+        ({"memory": True}, "memory: True is bool, not a number of bytes"),
+        ({"memory": "much"}, "memory: 'much' as a number of bytes"),
+        ({"memory": -1}, "memory: '?-1'? as a number of bytes"),
+        ({"share": "1"}, "share: '1' is str, not float"),
+        ({"share": True}, "share: True is bool, not float"),
+        ({"flag": 1}, "flag: 1 is int, not bool"),
+        ({"name": 1}, "name: 1 is int, not str"),
+        ({"name": None}, "name: None is NoneType, not str"),
+        ({"kind": "c"}, "kind: 'c' is none of 'a', 'b'"),
+        ({"sizes": (1.5, 8)}, "sizes: 1.5 is float, not an integer"),
+        ({"sizes": 8}, "sizes: 8 is int, not a list"),
+        ({"inner": {"tp": 2}}, "inner: .* is dict, not Inner"),
+    ],
+)
+def test_what_python_gives_of_another_type_is_refused(values, fault):
+    with pytest.raises(errors.ConfigError, match=fault):
+        Made(**values)
+
+
+def test_every_wrong_type_is_named_at_once():
+    with pytest.raises(errors.ConfigError) as refused:
+        Made(pages=2.5, memory=0.5, flag=1)
+    assert all(name in str(refused.value) for name in ("pages", "memory", "flag"))

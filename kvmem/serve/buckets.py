@@ -12,8 +12,7 @@ a step reads every page of its table, and reading is what a decode step mostly d
 import dataclasses
 from typing import NamedTuple
 
-from kvmem import errors
-from kvmem.geometry import facts
+from kvmem import errors, settings
 
 __all__ = ["Bucket", "Buckets", "ServeConfig", "declare"]
 
@@ -55,7 +54,7 @@ class ServeConfig:
     compile_cache: bool = True
 
     def __post_init__(self):
-        facts.require_hashable(self)
+        settings.settle(self)
         laws = {
             "max_batch >= 1": self.max_batch >= 1,
             "max_length >= 2": self.max_length >= 2,
@@ -95,19 +94,20 @@ class Buckets:
         return Bucket(_at_least(self.batches, rows), 1, self._width(length))
 
     def prefill(self, tokens: int, length: int) -> Bucket:
-        """Return the bucket of a chunk of `tokens` that ends at `length`."""
+        """Return the bucket of a chunk of `tokens` that ends at `length`.
+
+        A chunk of one token is what a decode step of one row computes.
+        """
         return Bucket(1, _at_least(self.chunks, tokens), self._width(length))
 
     def all(self) -> tuple[Bucket, ...]:
-        """Return every declared bucket: batches and chunks, at each width."""
+        """Return every declared bucket once: batches and chunks, at each width."""
+        shapes = [(rows, 1) for rows in self.batches]
+        shapes += [(1, tokens) for tokens in self.chunks]
         return tuple(
-            [Bucket(rows, 1, pages) for rows in self.batches for pages in self.pages]
-            + [
-                Bucket(1, tokens, pages)
-                for tokens in self.chunks
-                for pages in self.pages
-                if tokens > 1
-            ]
+            Bucket(rows, tokens, pages)
+            for rows, tokens in dict.fromkeys(shapes)
+            for pages in self.pages
         )
 
     def _width(self, length: int) -> int:

@@ -41,6 +41,20 @@ def test_declared_sizes_are_taken_as_they_are():
 
 
 @pytest.mark.parametrize(
+    "changes", [{"prefill_chunk": 1}, {"prefill_chunk": 8, "chunks": (1, 8)}]
+)
+def test_a_chunk_of_one_token_is_a_declared_bucket(changes):
+    config = ServeConfig(max_batch=4, max_length=64, batches=(4,), **changes)
+    buckets = declare(config, 16)
+    declared = buckets.all()
+    assert len(declared) == len(set(declared))
+    for tokens in range(1, config.prefill_chunk + 1):
+        for length in range(tokens, 65):
+            assert buckets.prefill(tokens, length) in declared
+            assert buckets.decode(2, length) in declared
+
+
+@pytest.mark.parametrize(
     ("values", "law"),
     [
         ({"max_batch": 0}, "max_batch >= 1"),
@@ -48,6 +62,10 @@ def test_declared_sizes_are_taken_as_they_are():
         ({"chunks": (8,)}, "max(chunks) == prefill_chunk"),
         ({"widths": (64,)}, "max(widths) >= max_length"),
         ({"batches": (0, 8)}, "every bucket >= 1"),
+        ({"max_batch": 2.5}, "max_batch: 2.5 is float, not an integer"),
+        ({"prefill_chunk": 4.0}, "prefill_chunk: 4.0 is float, not an integer"),
+        ({"batches": (1.5, 8)}, "batches: 1.5 is float, not an integer"),
+        ({"max_length": True}, "max_length: True is bool, not int"),
     ],
 )
 def test_sizes_that_leave_a_length_without_a_bucket_are_refused(values, law):
