@@ -20,6 +20,7 @@ from kvmem import errors
 from kvmem.geometry import LifecycleGroup, Term, Topology, envelope
 
 __all__ = [
+    "MAX_PAGES",
     "Budget",
     "GroupPages",
     "Limit",
@@ -31,6 +32,9 @@ __all__ = [
     "solve",
     "total_limit",
 ]
+
+
+MAX_PAGES = 2**31 - 1  # page ids are int32, the null id one past the last among them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,7 +228,8 @@ def solve(
     Args:
         groups: the target's lifecycle groups (one in this version).
         topology: ranks that share the cache.
-        limits: caps on the bytes of one rank; the smallest wins.
+        limits: caps on the bytes of one rank; the smallest wins. None at all: as many
+            bytes as `max_pages` take.
         order: page order, which decides padding.
         draft: a group of domain "draft" whose pool follows the target's virtual range:
             every token on every dcp rank, so dcp draft pages a target page.
@@ -232,17 +237,21 @@ def solve(
 
     Raises:
         OutOfPages: the smallest limit does not hold one page of everything.
+        IncompatiblePlan: more pages than ids can tell apart.
         ConfigError: no limit, or a group in the wrong role.
     """
-    group = _one_target(groups, draft, limits)
+    bounds = len(limits) + (max_pages is not None)
+    group = _one_target(groups, draft, bounds)
     page_nbytes = envelope.build(group, topology, 0, order).nbytes
     draft_nbytes = 0
     terms = list(_terms("target", group, topology, order, copies=1))
     if draft is not None:
         draft_nbytes = envelope.build(draft, topology, 0, order).nbytes
         terms += _terms("draft", draft, topology, order, copies=topology.dcp)
-    smallest = min(limits, key=lambda limit: limit.nbytes)
     step = page_nbytes + topology.dcp * draft_nbytes
+    if not limits:
+        limits = (limit("pages", max_pages * step, "as many as asked"),)
+    smallest = min(limits, key=lambda limit: limit.nbytes)
     pages = smallest.nbytes // step
     if pages < 1:
         raise errors.OutOfPages(
@@ -254,6 +263,8 @@ def solve(
         )
     if max_pages is not None:
         pages = min(pages, max_pages)
+    draft_pages = pages * topology.dcp if draft is not None else 0
+    _require_ids(pages, group.page_size, topology.dcp if draft is not None else 1)
     return Budget(
         groups=(
             GroupPages(
@@ -268,23 +279,34 @@ def solve(
         ),
         terms=tuple(terms),
         limits=tuple(limits),
-        draft_pages=pages * topology.dcp if draft is not None else 0,
+        draft_pages=draft_pages,
         draft_page_nbytes=draft_nbytes,
         max_pages=max_pages,
     )
 
 
+def _require_ids(pages: int, page_size: int, copies: int) -> None:
+    """Refuse more pages, or draft pages (`copies` a page), than ids can tell apart."""
+    if pages * copies > MAX_PAGES:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"a pool of {pages * copies:,} pages of {page_size} tokens",
+                f"page ids are int32, which tell {MAX_PAGES:,} pages apart",
+                f"Cap pool.pages at {MAX_PAGES // copies}, or use a larger "
+                "pool.page_size",
+            )
+        )
+
+
 def _one_target(
-    groups: Sequence[LifecycleGroup],
-    draft: LifecycleGroup | None,
-    limits: Sequence[Limit],
+    groups: Sequence[LifecycleGroup], draft: LifecycleGroup | None, bounds: int
 ) -> LifecycleGroup:
     """Return the target group after checking that every part is in its role."""
     roles = [group.domain for group in groups]
-    if roles != ["target"] or not limits:
+    if roles != ["target"] or not bounds:
         raise errors.ConfigError(
             errors.say(
-                f"a budget of {len(roles)} groups {roles} and {len(limits)} limits",
+                f"a budget of {len(roles)} groups {roles} and {bounds} limits",
                 "this version divides its bytes over one target group",
                 "Pass one group of domain 'target' and at least one limit",
             )

@@ -296,7 +296,7 @@ class Config:
         Raises:
             ConfigError: neither a limit in bytes nor a number of pages is set.
             IncompatiblePlan: the topology does not fit the model, or pools and host
-                tier not the machine.
+                tier not the machine, or page ids do not tell so many pages apart.
             OutOfPages: the limits do not hold one page.
         """
         limits = self.pool.limits(self.topology, self.weight_nbytes)
@@ -308,9 +308,6 @@ class Config:
                     'Give pool.memory, for example "2GiB", or pool.pages',
                 )
             )
-        if not limits:
-            unbound = self._solve((budget.limit("pages", 1 << 62),))
-            limits = (budget.limit("pages", unbound.used_nbytes, "as many as asked"),)
         solved = self._solve(limits)
         if self.store.host_memory is None:
             return solved

@@ -153,8 +153,8 @@ def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
     _show_groups(out, solved)
     for term in solved.host_terms:
         print(
-            f"{term.name}: {plan.store.host_memory:,} B of the machine's memory in all, "
-            f"{term.fixed_bytes:,} B for each of {topology.ranks} ranks"
+            f"{term.name}: {plan.store.host_memory:,} B of the machine's memory in "
+            f"all, {term.fixed_bytes:,} B for each of {topology.ranks} ranks"
         )
     for each in facts["paddings"]:
         print(
@@ -219,6 +219,12 @@ def _show_groups(out: console.Console, solved: Budget) -> None:
     step = solved.used_nbytes // group.pages
     print(
         f"rounding: {solved.pool_nbytes:,} B / {step:,} B a page = "
-        f"{solved.pool_nbytes / step:,.2f}, so {group.pages:,} pages use "
+        f"{_hundredths(solved.pool_nbytes, step)}, so {group.pages:,} pages use "
         f"{solved.used_nbytes:,} B and leave {solved.left_nbytes:,} B"
     )
+
+
+def _hundredths(nbytes: int, step: int) -> str:
+    """Return a quotient of integers of any size, rounded to hundredths."""
+    whole, part = divmod((200 * nbytes + step) // (2 * step), 100)
+    return f"{whole:,}.{part:02}"

@@ -63,6 +63,17 @@ def test_a_plan_names_each_claim_the_rounding_and_the_limit(llama_config, plan, 
     assert found["violations"] == []
 
 
+def test_a_plan_of_as_many_pages_as_ids_tell_apart_is_exact(llama_config, plan, capsys):
+    argv = (llama_config(), "--pages", str(2**31 - 1), "--page-size", "1048576")
+    found = plan(*argv)
+    nbytes = (2**31 - 1) * 131_072 * 1_048_576
+    assert found["groups"][0]["pages"] == 2**31 - 1
+    assert (found["used_nbytes"], found["left_nbytes"]) == (nbytes, 0)
+    assert found["binding_limit"] == "pages"
+    assert cli.main(["plan", *argv]) == 0
+    assert "a page = 2,147,483,647.00, so" in capsys.readouterr().out
+
+
 def test_a_checkpoints_config_plans_on_eight_ranks(llama_config, plan):
     found = plan(llama_config(), "--tp", "8", "--memory", "80GiB", "--page-size", "64")
     (group,) = found["groups"]
@@ -122,6 +133,12 @@ def test_a_plan_that_cannot_be_is_bad_input_and_says_what_works(llama_config, ca
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
+        (
+            ["--pages", str(10**21)],
+            "page ids are int32, which tell 2,147,483,647 pages",
+        ),
+        (["--pages", str(2**31)], "a pool of 2,147,483,648 pages of 16 tokens"),
+        (["--memory", "100000TiB"], "a pool of 52,428,800,000 pages of 16 tokens"),
         (["--memory", "1KiB"], "one page of 16 tokens takes 2,097,152 B"),
         ([], "a pool without a size"),
         (["--memory", "much"], "'much' as a number of bytes"),
