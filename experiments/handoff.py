@@ -17,12 +17,12 @@ from typing import Any
 
 from rich import progress, table
 
+from experiments import tiny_decoder
 from experiments.handoff_picture import draw
 from experiments.handoff_roles import Job, Side, run_role
 from experiments.harness import Check, Record, RunConfig
 from kvmem import console
 from kvmem.config import ModelConfig
-from kvmem.model import presets
 from kvmem.serve import ServeConfig
 
 __all__ = ["Config", "Message", "run"]
@@ -69,9 +69,11 @@ class Config(RunConfig):
 
 def run(config: Config) -> Iterator[Record]:
     """Run the four processes, show what they did, and yield what it supports."""
-    tokenizer = presets.load(config.model.source).tokenizer
+    model, loaded = tiny_decoder.load(config.model)
+    config = dataclasses.replace(config, model=model)
     chat = [dataclasses.asdict(message) for message in config.conversation]
-    prompt = tuple(tokenizer.apply_chat(chat))
+    prompt = tuple(loaded.tokenizer.apply_chat(chat))
+    del loaded
     shutil.rmtree(config.store_root, ignore_errors=True)
     know, write, reads = _processes(config, prompt)
     _show_conversation(config, write, reads)

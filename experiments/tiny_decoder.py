@@ -23,6 +23,7 @@ __all__ = ["SOURCE", "load", "write"]
 
 SOURCE = "tiny"
 _FOLDER = pathlib.Path("runs") / "tiny-decoder"
+_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 _FACTS = {
     "model_type": "llama",
@@ -73,5 +74,6 @@ def write(folder: pathlib.Path) -> pathlib.Path:
     core.decoder = tokenizers.decoders.ByteLevel()
     core.add_special_tokens(["<eos>"])
     core.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    facts = {"eos_token": "<eos>", "chat_template": _TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts))
     return folder

@@ -1,0 +1,96 @@
+"""The handoff runs whole on a tiny decoder, and every equality it claims can fail."""
+
+import json
+import pathlib
+
+import pytest
+
+import experiments.__main__ as command
+from experiments import handoff
+from experiments.handoff_roles import Side
+from kvmem.config import ModelConfig
+from kvmem.serve import ServeConfig
+
+
+@pytest.fixture
+def smoke(repo_root, tmp_path, monkeypatch):
+    """Run the smoke config in a folder of its own; return the exit code and record."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(repo_root))
+    path = repo_root / "configs" / "smoke" / "handoff.toml"
+
+    def run(*more):
+        code = command.main(["run", str(path), "--debug", *more])
+        record = pathlib.Path("runs/smoke-handoff/record.json")
+        return code, json.loads(record.read_text())
+
+    return run
+
+
+def test_what_two_ranks_wrote_one_and_eight_continue(smoke, capsys):
+    code, record = smoke()
+    assert code == 0 and record["ok"]
+    assert record["store_root"] == "runs/smoke-handoff/store"
+    assert pathlib.Path("runs/smoke-handoff/handoff.png").stat().st_size > 10_000
+    names = [check["name"] for check in record["checks"]]
+    assert len(names) == 1 + 2 * 3 + 4
+    assert {"tp1_first_token_resumed_s", "tp8_first_token_prefilled_s"} <= set(
+        record["measurements"]
+    )
+    shown = capsys.readouterr().out
+    assert "What does a page" in shown and "records verified" in shown
+
+
+def results(tokens=4, **changes):
+    """Return what three processes would say if all were equal."""
+    know = {"output_ids": [*range(2 * tokens)], "margins": [0.5] * 2 * tokens}
+    write = {"output_ids": [*range(tokens)], "chunks_written": 2}
+    read = {
+        "output_ids": [*range(tokens, 2 * tokens)],
+        "chunks_read": 2,
+        "verified_tokens": 16,
+    }
+    for result in (know, write, read):
+        result.update(predicted_nbytes=100, pool_nbytes=100)
+    for place, value in changes.items():
+        who, key = place.split("__")
+        {"know": know, "write": write, "read": read}[who][key] = value
+    return know, write, read
+
+
+def failed(**changes):
+    """Return the names of the checks that fail."""
+    know, write, read = results(**changes)
+    config = handoff.Config(
+        conversation=(),
+        model=ModelConfig("tiny"),
+        serve=ServeConfig(),
+        writer=Side(2, 8, 16),
+        readers=(Side(1, 16, 8),),
+        tokens=4,
+        chunk_tokens=8,
+    )
+    reads = [(config.readers[0], read)]
+    checks = handoff._checks(config, 13, know, write, reads)
+    return [check.name for check in checks if not check.ok]
+
+
+def test_equal_results_pass():
+    assert failed() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"write__output_ids": [0, 1, 2, 9]}, ["tokens written at TP=2"]),
+        (
+            {"read__output_ids": [4, 5, 6, 9]},
+            ["tokens continued at TP=1 page 16"],
+        ),
+        ({"read__chunks_read": 1}, ["chunks read at TP=1 page 16"]),
+        ({"read__verified_tokens": 15}, ["records verified at TP=1 page 16"]),
+        ({"write__pool_nbytes": 101}, ["pool bytes, written, TP=2 page 8"]),
+    ],
+)
+def test_each_difference_is_seen(changes, names):
+    assert failed(**changes) == names
