@@ -21,6 +21,7 @@ from kvmem.store.results import (
     SegmentReport,
     StoreStats,
 )
+from kvmem.store.segment import Facts
 from kvmem.store.tiered_store import TieredStats, TieredStore
 from kvmem.store.writer import PutFuture
 
@@ -29,6 +30,7 @@ __all__ = [
     "Disk",
     "Extra",
     "Explained",
+    "Facts",
     "GcReport",
     "GetResult",
     "HostStats",

@@ -26,10 +26,11 @@ import tensorstore
 from kvmem.errors import CorruptPage, StoreLocked, say
 from kvmem.store import durable, manifest
 from kvmem.store.bucket import Bucket
-from kvmem.store.page_key import PageKey
+from kvmem.store.page_key import KEY_NBYTES, PageKey
 from kvmem.store.segment import ARRAY, FILE_NBYTES, SIDECAR, Facts
 
 MANIFESTS = "_segments"
+_NO_PARENT = bytes(KEY_NBYTES)  # no digest is zero
 _KIND, _FENCE = "kvmem segment", "kvmem fence"
 
 
@@ -42,6 +43,7 @@ class ObjectSegment:
     number: int
     name: str
     keys: tuple[PageKey, ...]
+    parents: tuple[PageKey | None, ...]  # the key that each continues, None: unknown
     tokens: np.ndarray  # i32[C, chunk_tokens]
     checksums: tuple[bytes, ...]
     rows_per_file: int
@@ -90,8 +92,12 @@ def write(
     keys: Sequence[PageKey],
     tokens: np.ndarray,
     rows: np.ndarray,
+    parents: Sequence[PageKey | None],
 ) -> ObjectSegment:
-    """Write a segment and commit it as `number`; on failure leave nothing that is read.
+    """Write a segment and commit it as `number`; on failure leave nothing half-written.
+
+    Where the server did not say whether the commit stood, the segment is there whole,
+    or it is a leftover that nobody reads and the next writer sweeps.
 
     Args:
         bucket: where to.
@@ -100,9 +106,11 @@ def write(
         keys: C keys.
         tokens: i32[C, chunk_tokens].
         rows: u8[C, row_nbytes], C > 0.
+        parents: the key that each chunk continues, None where that is unknown.
 
     Raises:
         StoreLocked: another writer was given the number.
+        OSError: the server refused, or did not answer.
     """
     name = f"{number:08d}-{secrets.token_hex(4)}"
     home, created = _home(facts, name), time.time()
@@ -110,24 +118,27 @@ def write(
     checksums = tuple(durable.digest(row) for row in rows)
     try:
         objects = _put_array(bucket, home, _by_file(rows, per_file))
-        sidecar = _pack_sidecar(keys, tokens, checksums)
+        sidecar = _pack_sidecar(keys, parents, tokens, checksums)
         bucket.put(home + SIDECAR, sidecar)
         objects[SIDECAR] = len(sidecar), durable.digest(sidecar).hex()
-        body = {
-            "kind": _KIND,
-            "version": manifest.VERSION,
-            "segment": name,
-            "facts": dataclasses.asdict(facts),
-            "num_chunks": len(keys),
-            "created": created,
-            "arrays": [{"name": ARRAY, "dtype": "uint8", "rows_per_file": per_file}],
-            "checksum": "xxh3-128",
-            "files": objects,
-        }
-        _commit(bucket, facts, number, body)
     except BaseException:
-        with contextlib.suppress(OSError):
-            bucket.delete(bucket.names(home))
+        _take_away(bucket, home)
+        raise
+    body = {
+        "kind": _KIND,
+        "version": manifest.VERSION,
+        "segment": name,
+        "facts": dataclasses.asdict(facts),
+        "num_chunks": len(keys),
+        "created": created,
+        "arrays": [{"name": ARRAY, "dtype": "uint8", "rows_per_file": per_file}],
+        "checksum": "xxh3-128",
+        "files": objects,
+    }
+    try:
+        _commit(bucket, facts, number, body)
+    except StoreLocked:
+        _take_away(bucket, home)
         raise
     return ObjectSegment(
         bucket,
@@ -135,6 +146,7 @@ def write(
         number,
         name,
         tuple(keys),
+        tuple(parents),
         tokens,
         checksums,
         per_file,
@@ -179,6 +191,7 @@ def load(
         number,
         body["segment"],
         tuple(PageKey(bytes(row)) for row in tensors["keys"]),
+        tuple(PageKey(bytes(row)) if row.any() else None for row in tensors["parents"]),
         tensors["tokens"],
         tuple(bytes(row) for row in tensors["checksums"]),
         array["rows_per_file"],
@@ -252,6 +265,11 @@ def _home(facts: Facts, name: str) -> str:
     return f"{facts.model_id}/{facts.format_id}/{name}/"
 
 
+def _take_away(bucket: Bucket, home: str) -> None:
+    with contextlib.suppress(OSError):
+        bucket.delete(bucket.names(home))
+
+
 def _commit(bucket: Bucket, facts: Facts, number: int, body: dict) -> None:
     name = manifest_name(facts, number)
     if bucket.put_new(name, manifest.pack(body)) is None:
@@ -321,12 +339,13 @@ def _by_file(rows: np.ndarray, per_file: int) -> np.ndarray:
     return np.concatenate([rows, filler]).reshape(num_files, -1)
 
 
-def _pack_sidecar(keys, tokens, checksums) -> bytes:
+def _pack_sidecar(keys, parents, tokens, checksums) -> bytes:
     def table(rows: Sequence[bytes]) -> np.ndarray:
         return np.frombuffer(b"".join(rows), np.uint8).reshape(len(keys), -1)
 
     tensors = {
         "keys": table(keys),
+        "parents": table([parent or _NO_PARENT for parent in parents]),
         "tokens": np.ascontiguousarray(tokens, "<i4"),
         "checksums": table(checksums),
     }

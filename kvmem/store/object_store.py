@@ -31,6 +31,7 @@ import numpy as np
 from kvmem.errors import ConfigError, CorruptPage, FormatMismatch, StoreLocked, say
 from kvmem.store import bucket, object_segment, requests, root_folder
 from kvmem.store.bucket import Bucket
+from kvmem.store.chain_file import Link
 from kvmem.store.object_segment import ObjectSegment, Unreadable
 from kvmem.store.page_key import PageKey
 from kvmem.store.results import GetResult, PutResult, SegmentReport
@@ -83,6 +84,7 @@ class ObjectStore:
         self._segments: dict[int, ObjectSegment | Unreadable | None] = {}
         self._places: dict[PageKey, _Place] = {}
         self._masked: dict[PageKey, str] = {}
+        self._is_unsure = False
         self.refresh()
 
     @classmethod
@@ -166,7 +168,7 @@ class ObjectStore:
             keys: n keys.
             tokens: i32[n, chunk_tokens] or flat.
             records: u8[n * chunk_tokens, record_nbytes], or the same with chunks first.
-            parent: the key that the first one continues; nothing here asks for it.
+            parent: the key that the first one continues, None for a text's first chunk.
 
         Raises:
             Conflict: a key is held, or repeated, with other tokens or records.
@@ -177,6 +179,9 @@ class ObjectStore:
         rows = requests.checked_rows(self.facts, len(keys), records)
         with self._putting:
             self._require_lease()
+            if self._is_unsure:  # a commit whose answer was lost may have stood
+                self.refresh()
+                self._is_unsure = False
             said = requests.said_of(tokens, rows)
             new = requests.new_positions(keys, said, self._said)
             present = len(keys) - len(new)
@@ -192,9 +197,13 @@ class ObjectStore:
                     [keys[i] for i in new],
                     tokens[new],
                     rows[new],
+                    [keys[i - 1] if i else parent for i in new],
                 )
             except StoreLocked:
                 self._lease.lose()
+                raise
+            except OSError:
+                self._is_unsure = True
                 raise
             self._add(number, sealed)
             self._counts["written"] += len(new)
@@ -244,6 +253,13 @@ class ObjectStore:
         self._require_lease()
         if self._bucket.read(name) != data:
             self._bucket.put(name, data)
+
+    def links(self) -> dict[PageKey, Link]:
+        """Return the tokens of every held chunk, and what it continues."""
+        return {
+            key: Link(place.segment.tokens[place.row], place.segment.parents[place.row])
+            for key, place in self._places.items()
+        }
 
     def refresh(self) -> int:
         """Take in segments that were committed since; return how many."""

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import importlib
+import itertools
 import json
 import os
 import re
@@ -225,12 +226,15 @@ def _defaults(page: str) -> dict[str, str]:
     """Return flag -> what the help page says of its default."""
     rows = [line.strip("│| ") for line in page.splitlines()]
     found = {}
-    for row in rows:
-        if not re.match(r"--[a-z]", row):
+    for row, below in itertools.pairwise([*rows, ""]):
+        flag = re.match(r"(?:-\w [A-Z]+, )?(--[a-z][a-z-]*)", row)
+        if not flag:
             continue
-        said = re.search(r"\((default: .*|repeatable|required)\)$", row)
+        # A flag that is long has its help in the line below.
+        said = re.search(r"\((default: .*|repeatable|required)\)$", f"{row} {below}")
+        said = re.search(r"\((default: .*|repeatable|required)\)$", row) or said
         assert said, row
-        found[row.split()[0]] = said[1]
+        found[flag[1]] = said[1]
     return found
 
 
@@ -250,8 +254,14 @@ def _spelled(field: dataclasses.Field, owner) -> str:
 
 
 def test_a_wrong_default_of_help_would_be_seen():
-    page = "│ --tp N   head shards. (default: the config's, else 2)   │"
-    assert _defaults(page) == {"--tp": "default: the config's, else 2"}
+    page = (
+        "│ --tp N   head shards. (default: the config's, else 2)   │\n"
+        "│ -o FILE, --out FILE │\n│          the file. (default: none)  │"
+    )
+    assert _defaults(page) == {
+        "--tp": "default: the config's, else 2",
+        "--out": "default: none",
+    }
 
 
 def test_config_shows_values_and_sources(repo_root, capsys):
