@@ -86,7 +86,7 @@ class CopyPlan:
         """Tokens whose state one page keeps over all ranks."""
         return self.group.page_size * self.topology.dcp
 
-    @property
+    @functools.cached_property
     def page_nbytes(self) -> int:
         """Bytes of one page on one rank, padding included."""
         return self.envelope(0).nbytes
@@ -105,12 +105,12 @@ class CopyPlan:
             self.group, self.topology, rank, self.order, self.num_pages
         )
 
-    @property
+    @functools.cached_property
     def planes(self) -> tuple[Plane, ...]:
         """The planes that a page is spread over, equal on every rank."""
         return self.envelope(0).planes
 
-    @property
+    @functools.cached_property
     def num_arrays(self) -> int:
         """Arrays that a pool of this order has."""
         return 1 + max(plane.index for plane in self.planes)

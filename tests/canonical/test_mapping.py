@@ -244,3 +244,11 @@ def test_a_record_is_equally_long_at_every_tp(build):
     group = build.group(layers=3, heads=4)
     plans = [canonical.plan(group, Topology(tp)) for tp in (1, 2, 4)]
     assert {p.record_nbytes for p in plans} == {3 * 4 * 2 * 64}
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_runs_of_two_planes_never_touch(count):
+    here = CopyRun(0, 64, 0, 128, nbytes=32, count=count)
+    there = CopyRun(32, 64, 32, 128, nbytes=32, count=count, plane=1)
+    assert len(join([here, there])) == 2
+    assert [run.plane for run in join([there, here])] == [0, 1]

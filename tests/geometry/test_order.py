@@ -50,6 +50,10 @@ def test_an_order_that_cannot_be_laid_down_is_refused(words, phrase):
 
 def test_an_order_of_several_arrays_is_none_of_an_engines_pool():
     assert order.parse_order("packed_hnd") == ("layer", "head", "token", "field")
-    for words in ("layer | packed_nhd", "layer | field | head token"):
+    for words in (
+        "layer | packed_nhd",
+        "layer | field | head token",
+        " | layer | field head token",
+    ):
         with pytest.raises(errors.ConfigError, match="pool is one array"):
             order.parse_order(words)
