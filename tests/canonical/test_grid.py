@@ -73,3 +73,15 @@ def test_uneven_runs_keep_their_own_grids():
 def test_a_grid_never_steps_from_token_to_token():
     runs = [CopyRun(64 * t, 16, 128 * t, 128, 16, 1) for t in range(4)]
     assert [g.counts for g in grids(runs, 128)] == [()] * 4
+
+
+def test_runs_of_two_planes_keep_their_own_grids():
+    runs = [
+        CopyRun(64 * i, 64, 64 * i, 4096, 16, 4, plane)
+        for plane in (0, 1)
+        for i in range(3)
+    ]
+    assert [(g.counts, g.corner.plane) for g in grids(runs, 4096)] == [
+        ((3,), 0),
+        ((3,), 1),
+    ]
