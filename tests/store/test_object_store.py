@@ -1,5 +1,9 @@
 """Records on a real S3 server: committed by one put, one writer, verified on read."""
 
+import os
+import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -511,3 +515,46 @@ def test_puts_of_several_threads_are_all_there(open_objects, make_chunks):
         thread.join()
     assert made.stats().num_chunks == 10
     assert [r.status for r in made.verify()] == ["ok"] * 5
+
+
+_KILLED = """
+import sys
+import numpy as np
+from kvmem import store
+store.object_segment.FILE_NBYTES = 1 << 14
+random = np.random.default_rng({seed})
+with store.ObjectStore.open({url!r}, "m", "f", 96, 4, lease_s=0.2, **{place!r}) as made:
+    for number in range(1000):
+        tokens = random.integers(0, 49152, (60, 4), dtype=np.int32)
+        records = random.integers(0, 256, (240, 96), dtype=np.uint8)
+        made.put(store.chain_keys("m/f", tokens.ravel(), 4), tokens, records)
+        print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_killed_writer_acknowledged_is_there(
+    open_objects, s3, repo_root, seed, monkeypatch
+):
+    code = _KILLED.format(seed=seed, url=s3.url, place=s3.place)
+    env = dict(os.environ) | {"PYTHONPATH": str(repo_root)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        said = writer.stdout.readline()
+        time.sleep(random.Random(seed).uniform(0, 0.15))
+        writer.kill()
+        said += writer.stdout.read()
+    acknowledged = int(said.split()[-1]) + 1
+    time.sleep(0.25)
+    stream = np.random.default_rng(seed)
+    with open_objects() as following:
+        for number in range(acknowledged + 1):
+            tokens = stream.integers(0, 49152, (60, 4), dtype=np.int32)
+            records = stream.integers(0, 256, (240, 96), dtype=np.uint8)
+            keys = store.chain_keys("m/f", tokens.ravel(), 4)
+            found = following.get(keys, tokens)
+            assert found.num_hit == 60 or (number == acknowledged and not found.num_hit)
+            assert (found.records == records[: 4 * found.num_hit]).all()
+        assert {r.status for r in following.verify()} == {"ok"}
+        assert following.put(keys, tokens, records).written + found.num_hit == 60
