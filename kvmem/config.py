@@ -21,7 +21,7 @@ from typing import Literal
 from kvmem import budget, canonical, errors, geometry, serve, settings, store
 from kvmem.budget import Budget, Limit
 from kvmem.geometry import LifecycleGroup, Topology
-from kvmem.model import presets
+from kvmem.model import page_rows, presets
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.partition import Partition
 from kvmem.model.spec import ModelSpec
@@ -326,16 +326,9 @@ class Config:
             model: the same model already loaded, None to load it here.
 
         Raises:
-            IncompatiblePlan: a draft, which this version plans and does not serve.
+            IncompatiblePlan: what this version plans and does not serve, all at once.
         """
-        if self.draft is not None:
-            raise errors.IncompatiblePlan(
-                errors.say(
-                    f"an engine with draft.source = {self.draft.source!r}",
-                    "this version budgets a draft and does not run one",
-                    "Leave [draft] out, or use `kvmem plan`",
-                )
-            )
+        self._require_served()
         solved = self.budget()
         if model is None:
             model = presets.load(self.model.source, self.model.weight_dtype())
@@ -360,6 +353,46 @@ class Config:
         if store is not None:
             weakref.finalize(engine, store.close)
         return engine
+
+    def _require_served(self) -> None:
+        """Refuse what can be planned and not run, before any weight is read."""
+        floats, longest = page_rows.FLOATS, self.serve.max_length
+        cached, weights = self.model.cache_dtype(), self.model.weight_dtype()
+        faults = []
+        if self.draft is not None:
+            faults.append(
+                (
+                    f"draft.source = {self.draft.source!r}",
+                    "this version budgets a draft and does not run one",
+                    "leave [draft] out",
+                )
+            )
+        if self.topology.dcp > 1:
+            faults.append(
+                (
+                    f"topology.dcp = {self.topology.dcp}",
+                    "this version plans token shards and does not run them",
+                    "set topology.dcp to 1",
+                )
+            )
+        if cached not in floats:
+            law = f"attention reads pages of {', '.join(floats)}"
+            cure = f"set model.kv_dtype to {floats[1]}"
+            faults.append((f"keys and values in {cached}", law, cure))
+        if weights not in floats:
+            law = f"weights are computed with in {', '.join(floats)}"
+            cure = f"set model.dtype to {floats[1]}"
+            faults.append((f"weights in {weights}", law, cure))
+        if longest > self.spec.max_position:
+            law = f"{self.spec.name} knows positions up to {self.spec.max_position}"
+            cure = f"set serve.max_length to {self.spec.max_position} or less"
+            faults.append((f"serve.max_length = {longest}", law, cure))
+        if faults:
+            asked, laws, cures = (", ".join(part) for part in zip(*faults, strict=True))
+            cure = f"{cures[0].upper()}{cures[1:]}, or only plan (`kvmem plan`)"
+            raise errors.IncompatiblePlan(
+                errors.say(f"an engine with {asked}", laws, cure)
+            )
 
     def _solve(self, limits: tuple[Limit, ...]) -> Budget:
         return budget.solve(

@@ -262,6 +262,44 @@ def test_an_engine_loads_its_model_in_the_dtype_that_was_planned(
     assert loaded == [(source, "float16"), (source, "float32")]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "declared", "said"),
+    [
+        (["model.kv_dtype=float8_e4m3fn"], {}, "values in float8_e4m3fn: attention "),
+        ([], {"torch_dtype": "float8_e5m2"}, "weights in float8_e5m2"),
+        (["topology.dcp=2"], {}, "topology.dcp = 2: this version plans token shards"),
+        (
+            ["serve.max_length=8193"],
+            {},
+            "max_length = 8193: target knows positions up to 8192. Set "
+            "serve.max_length to 8192 or less",
+        ),
+        ([], {"max_position_embeddings": 128}, "max_length = 2048.* up to 128"),
+    ],
+)
+def test_what_is_planned_and_not_run_is_refused_before_weights_and_devices(
+    llama_config, monkeypatch, overrides, declared, said
+):
+    monkeypatch.setattr("kvmem.model.presets.load", None)
+    monkeypatch.setattr("kvmem.serve.Engine", None)
+    made = make(llama_config(**declared), "pool.pages=4", *overrides)
+    assert made.budget().groups[0].pages == 4
+    with pytest.raises(errors.IncompatiblePlan, match=said):
+        made.engine()
+
+
+def test_all_that_is_not_run_is_refused_at_once(llama_config):
+    made = make(
+        llama_config(),
+        *("pool.pages=1", "topology.dcp=2", "model.kv_dtype=float8_e5m2"),
+        *("serve.max_length=9000", f"draft.source={llama_config('d')}"),
+    )
+    with pytest.raises(errors.IncompatiblePlan) as refused:
+        made.engine()
+    for said in ("draft.source", "topology.dcp", "float8_e5m2", "9000", "8192"):
+        assert said in str(refused.value)
+
+
 def test_a_draft_is_planned_and_not_run(llama_config):
     made = make(llama_config(), "pool.pages=1", f"draft.source={llama_config('d')}")
     with pytest.raises(errors.IncompatiblePlan, match="does not run one"):

@@ -65,6 +65,7 @@ JAX_FREE_FILES = (
     "kvmem/model/load_gguf.py",
     "kvmem/model/load_safetensors.py",
     "kvmem/model/loaded.py",
+    "kvmem/model/page_rows.py",
     "kvmem/model/partition.py",
     "kvmem/model/presets.py",
     "kvmem/model/spec.py",

@@ -53,13 +53,14 @@ class Partition:
                     "Set topology.dcp to 1",
                 )
             )
-        self.topology.require(spec.layer_specs()[0].fields[0])
-        if spec.heads % topology.tp:
+        if not self._fits(topology.tp):
             sizes = [t for t in range(1, spec.heads + 1) if self._fits(t)]
             raise IncompatiblePlan(
                 say(
-                    f"{spec.heads} query heads on TP {topology.tp}",
-                    "every rank holds equally many whole query heads",
+                    f"{spec.heads} query heads and {spec.kv_heads} KV heads on TP "
+                    f"{topology.tp}",
+                    "every rank holds equally many whole query heads, and a KV head "
+                    "lies whole on its ranks",
                     f"Use TP {', '.join(map(str, sizes))}",
                 )
             )

@@ -23,7 +23,9 @@ def test_smollm2_on_nine_ranks_pads_mlp_and_vocabulary(decoder_spec):
 @pytest.mark.case("LAY-13")
 def test_six_kv_heads_on_tp_four_are_refused_with_the_sizes_that_work(decoder_spec):
     spec = decoder_spec(heads=24, kv_heads=6)
-    with pytest.raises(IncompatiblePlan, match="6 KV heads .* TP 4.* 1, 2, 3, 6"):
+    with pytest.raises(
+        IncompatiblePlan, match="6 KV heads .* TP 4.* 1, 2, 3, 6, 12, 24"
+    ):
         Partition(spec, Topology(tp=4))
 
 
@@ -31,8 +33,27 @@ def test_query_heads_that_do_not_divide_are_refused_with_the_sizes_that_work(
     decoder_spec,
 ):
     spec = decoder_spec(heads=18, kv_heads=2)
-    with pytest.raises(IncompatiblePlan, match=r"18 query heads on TP 4.* 1, 2, 6, 18"):
+    with pytest.raises(
+        IncompatiblePlan, match=r"18 query heads .* on TP 4.* 1, 2, 6, 18"
+    ):
         Partition(spec, Topology(tp=4))
+
+
+@pytest.mark.case("LAY-13")
+@pytest.mark.parametrize("heads, kv_heads", [(9, 3), (32, 8), (12, 4), (6, 6)])
+def test_every_size_that_a_refusal_names_works_and_no_other(
+    heads, kv_heads, decoder_spec
+):
+    spec = decoder_spec(heads=heads, kv_heads=kv_heads)
+    refused, named = [], set()
+    for tp in range(1, 2 * heads + 1):
+        try:
+            Partition(spec, Topology(tp=tp))
+        except IncompatiblePlan as error:
+            refused.append(tp)
+            named.add(str(error).rpartition("Use TP ")[2].rstrip("."))
+    works = [tp for tp in range(1, 2 * heads + 1) if tp not in refused]
+    assert named == {", ".join(map(str, works))}
 
 
 def test_token_shards_are_refused(decoder_spec):
