@@ -2,7 +2,7 @@
 
 Each role runs in a process of its own, on as many forced host devices as it has ranks,
 and shares nothing with the others but the store's folder. A job comes in on standard
-input, lines of JSON go out: progress, then the result.
+input, lines of JSON go out: progress, then the result, or the error in its own words.
 
     result = run_role(Job(role="write", ...), on_progress=print)
 """
@@ -67,7 +67,9 @@ def run_role(job: Job, on_progress: Callable[[str], None]) -> dict[str, Any]:
     """Run a job in a fresh process; return its result.
 
     Raises:
-        Busy: the process ended without a result; its own words are in the message.
+        KVMemError: of the type and in the words that the process met.
+        Busy: the process ended without a result; its last words are in the message,
+            all of them in the error's cause.
     """
     flags = f"{_XLA_FLAGS.format(job.side.tp)} {_PATIENT}"
     with (
@@ -91,10 +93,11 @@ def run_role(job: Job, on_progress: Callable[[str], None]) -> dict[str, Any]:
             raise errors.Busy(
                 errors.say(
                     f"the {job.role} process at TP {job.side.tp}",
-                    f"it ended with code {child.returncode}: {words[-2000:]}",
-                    "Mend what it says and run again",
+                    f"it ended with code {child.returncode}: "
+                    f"{words.rpartition(chr(10))[2] or 'without a word'}",
+                    "Mend what it says, or run again with --debug to see all of it",
                 )
-            )
+            ) from RuntimeError(words)
     return result
 
 
@@ -110,6 +113,9 @@ def _converse(
     result = None
     for line in child.stdout:
         said = json.loads(line)
+        if "error" in said:
+            kind = getattr(errors, said["error"]["type"], errors.KVMemError)
+            raise kind(said["error"]["words"])
         result = said.get("result", result)
         if "progress" in said:
             on_progress(said["progress"])
@@ -231,5 +237,15 @@ def perform(job: Job) -> dict[str, Any]:
     return result
 
 
+def main() -> int:
+    """Do the job that stands on standard input, and say how it ended."""
+    try:
+        said = {"result": perform(pickle.load(sys.stdin.buffer))}
+    except errors.KVMemError as error:
+        said = {"error": {"type": type(error).__name__, "words": str(error)}}
+    print(json.dumps(said), flush=True)
+    return "error" in said
+
+
 if __name__ == "__main__":
-    print(json.dumps({"result": perform(pickle.load(sys.stdin.buffer))}), flush=True)
+    sys.exit(main())

@@ -45,6 +45,7 @@ RUNS = pathlib.Path("runs")
 RECORDS = pathlib.Path("experiments") / "records"
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "orbax-checkpoint", "tensorstore")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SPEED = re.compile(
     r"(_s|_ms|_us|per_s|/s)\b|\b(seconds|milliseconds|fast|slow|speed|quick|latency"
     r"|throughput)",
@@ -144,8 +145,17 @@ def execute(
         allow_busy: publish measurements of a busy machine, marked as such.
 
     Raises:
+        ConfigError: a name that is no single folder's.
         Busy: the run is to be published and the machine is busy, before or after.
     """
+    if not _NAME.fullmatch(name):
+        raise errors.ConfigError(
+            errors.say(
+                f"run {name!r}",
+                "it names one folder in runs/, and a record",
+                "Use letters, digits, - _ and ., first a letter or digit",
+            )
+        )
     publish = isinstance(config, RunConfig) and config.publish
     folder = RUNS / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,11 +3,13 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 import experiments.__main__ as command
 from experiments import handoff
 from experiments.handoff_roles import Side
+from kvmem import errors, store
 from kvmem.config import ModelConfig
 from kvmem.serve import ServeConfig
 
@@ -94,3 +96,71 @@ def test_equal_results_pass():
 )
 def test_each_difference_is_seen(changes, names):
     assert failed(**changes) == names
+
+
+@pytest.fixture
+def root(tmp_path) -> pathlib.Path:
+    """A page store with a segment in it."""
+    root = tmp_path / "store"
+    tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
+    records = np.arange(2 * 4 * 16, dtype=np.uint8).reshape(2, 4, 16)
+    keys = store.chain_keys("m/f", tokens.ravel(), 4)
+    with store.PageStore.open(root, "m", "f", 16, 4) as kept:
+        kept.put(keys, tokens, records)
+        store.explain(kept, {"a": 1}, {"b": 2})
+    return root
+
+
+def files(folder: pathlib.Path) -> list[str]:
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+def test_a_store_is_removed_whole_and_nothing_is_no_fault(root):
+    handoff.remove_store(root)
+    assert not root.exists()
+    handoff.remove_store(root)
+
+
+@pytest.mark.parametrize(
+    "foreign", ["notes.txt", "m/notes.txt", "m/f/notes.txt", "m/f/photos/1.png"]
+)
+def test_a_store_with_something_else_in_it_is_left_alone(root, foreign):
+    (root / foreign).parent.mkdir(exist_ok=True)
+    (root / foreign).write_text("mine")
+    before = files(root)
+    with pytest.raises(errors.ConfigError, match="is no part of one"):
+        handoff.remove_store(root)
+    assert files(root) == before
+
+
+def test_a_folder_that_is_no_store_is_left_alone(tmp_path, root):
+    home = tmp_path / "home"
+    (home / "_photos").mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(root)
+    file = tmp_path / "file"
+    file.write_text("mine")
+    inner = root / "_mine"
+    inner.mkdir()
+    before = files(tmp_path)
+    for path in (home, link, file, root, tmp_path):
+        with pytest.raises(errors.ConfigError, match="is no part of one"):
+            handoff.remove_store(path)
+    assert files(tmp_path) == before
+
+
+def test_the_experiment_refuses_before_any_process_runs(tmp_path, monkeypatch):
+    (tmp_path / "mine").write_text("x")
+    monkeypatch.setattr(handoff, "run_role", None)
+    side = Side(1, 4, 4)
+    config = handoff.Config(
+        conversation=(),
+        model=ModelConfig("nowhere"),
+        serve=ServeConfig(),
+        writer=side,
+        readers=(side,),
+        store_root=str(tmp_path),
+    )
+    with pytest.raises(errors.ConfigError, match="store_root"):
+        next(handoff.run(config))
+    assert (tmp_path / "mine").read_text() == "x"

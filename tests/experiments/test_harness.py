@@ -212,3 +212,14 @@ def test_a_smoke_config_runs_the_same_experiment_under_a_name_of_its_own(shelf):
     smoke.write_text("")
     assert command.main(["run", str(smoke)]) == 0
     assert pathlib.Path("runs/smoke-shown/record.json").exists()
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", ".", "..", "/x", "-x", "a\n"])
+def test_a_run_is_named_by_one_folder(name, tmp_path, monkeypatch):
+    home = tmp_path / "a" / "b" / "c"
+    home.mkdir(parents=True)
+    monkeypatch.chdir(home)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(errors.ConfigError, match="it names one folder in runs/"):
+        harness.execute(name, object(), iter(()))
+    assert sorted(tmp_path.rglob("*")) == before
