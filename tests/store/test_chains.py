@@ -58,6 +58,23 @@ def test_two_texts_share_a_prefix_that_goes_after_both():
     assert order_of_going(chains) == [*one[::-1], *two[::-1], *trunk[::-1]]
 
 
+def test_to_use_a_suffix_is_to_use_what_it_continues():
+    trunk, leaf, other = keys(2), keys(1, of=1), keys(2, of=2)
+    chains = chained(other, chained(trunk + leaf, Chains()))
+    chains.touch(leaf)
+    chains.forget(leaf[0])
+    assert order_of_going(chains) == [*other[::-1], *trunk[::-1]]
+
+
+def test_the_chunk_to_go_is_found_without_a_search():
+    chain = keys(200)
+    chains = chained(chain, Chains())
+    for _ in chain:
+        first = next(iter(chains._parents))
+        assert chains.oldest() == first
+        chains.forget(first)
+
+
 def test_pinned_chunks_stay_with_all_that_they_continue():
     chain = keys(4)
     chains = chained(chain, Chains())
