@@ -9,23 +9,18 @@ Belady's rule knows the trace's future and shows how much any order could find.
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from experiments import chat_trace, eviction_picture
 from experiments.chat_trace import ChatTraffic, Request, Uses
 from experiments.harness import Check, Record, RunConfig
 from kvmem import errors, pool
-from kvmem.prefix import Policy, PrefixCache, policy
+from kvmem.prefix import PrefixCache, policy
 from kvmem.serve.page_table import PageTable
 
 __all__ = ["Config", "Replay", "replay", "run"]
 
 _OPTIMUM = "belady"
-_POLICIES: dict[str, Callable[[], Policy]] = {
-    "lru": policy.lru,
-    "lfu": policy.lfu,
-    "size_aware": policy.size_aware,
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,12 +42,12 @@ class Config(RunConfig):
     picture: str = "runs/eviction/eviction.png"
 
     def __post_init__(self):
-        unknown = sorted(set(self.policies) - _POLICIES.keys())
+        unknown = sorted(set(self.policies) - policy.NAMED.keys())
         if unknown or not self.shares or not all(0 < s <= 1 for s in self.shares):
             raise errors.ConfigError(
                 errors.say(
                     f"policies {self.policies} at shares {self.shares}",
-                    f"policies are of {', '.join(_POLICIES)}, shares in (0, 1]",
+                    f"policies are of {', '.join(policy.NAMED)}, shares in (0, 1]",
                     "Change the values named",
                 )
             )
@@ -126,7 +121,7 @@ def replay(
     def next_use(vpage: int) -> float:
         return uses.next(name_of[vpage], now)
 
-    chosen = policy.belady(next_use) if name == _OPTIMUM else _POLICIES[name]()
+    chosen = policy.belady(next_use) if name == _OPTIMUM else policy.NAMED[name]()
     table = PageTable(pool.Ledger(num_pages), PrefixCache(page_size, chosen))
     found, objections = 0, []
     for now, request in enumerate(requests):  # noqa: B007 (next_use reads it)

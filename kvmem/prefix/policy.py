@@ -11,7 +11,7 @@ looks at an edge that nobody touched.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Edge", "Policy", "belady", "lfu", "lru", "size_aware"]
+__all__ = ["NAMED", "Edge", "Policy", "belady", "lfu", "lru", "size_aware"]
 
 
 class Edge(Protocol):
@@ -67,3 +67,11 @@ def belady(next_use: Callable[[int], float]) -> Policy:
         next_use: when a page is used next, as of now; infinity for never.
     """
     return Policy("belady", lambda edge, floor: -next_use(edge.vpages[-1]), True)
+
+
+# Policies that know no future, by name.
+NAMED: dict[str, Callable[[], Policy]] = {
+    "lru": lru,
+    "lfu": lfu,
+    "size_aware": size_aware,
+}

@@ -255,8 +255,7 @@ class PrefixCache:
         return page
 
     def _next_mark(self, at: int, end: int, marks: Marks) -> int:
-        """Return where the next marked page behind `at` begins: on an edge of its
-        own."""
+        """Return where the next marked page behind `at` begins: it begins an edge."""
         starts = (page * self._page_nbytes for page in marks)
         return min((start for start in starts if start > at), default=end)
 
@@ -304,12 +303,9 @@ class PrefixCache:
         marks: Marks,
         now: int,
     ) -> None:
-        """Hang pages from `at` on below an edge; a marked page is alone on its own."""
+        """Hang pages from `at` on below an edge; a marked page begins one."""
         width, first, end = self._page_nbytes, at, at + len(vpages)
-        cuts = [at] if at < end else []
-        if marks:
-            starts = {at} | {p + more for p in marks for more in (0, 1)}
-            cuts = sorted(p for p in starts if at <= p < end)
+        cuts = sorted({at, *(page for page in marks if at < page < end)} - {end})
         for begin, stop in itertools.pairwise([*cuts, end]):
             name = self._name(key, begin * width, marks)
             run = vpages[begin - first : stop - first]

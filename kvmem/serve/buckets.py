@@ -13,6 +13,7 @@ import dataclasses
 from typing import NamedTuple
 
 from kvmem import errors, settings
+from kvmem.prefix import policy
 
 __all__ = ["Bucket", "Buckets", "ServeConfig", "declare"]
 
@@ -41,6 +42,8 @@ class ServeConfig:
             its half, quarter and eighth.
         widths: table widths in tokens; empty: 128, 192, 256, 384, ... to max_length.
         prefix_cache: share the pages of equal prefixes between requests.
+        eviction: which cached pages are forgotten first: "lru" (used longest ago),
+            "lfu" (used least often) or "size_aware" (long and seldom used).
         compile_cache: keep compiled programs on disk (where jax is not set to already).
     """
 
@@ -51,6 +54,7 @@ class ServeConfig:
     chunks: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
     prefix_cache: bool = True
+    eviction: str = "lru"
     compile_cache: bool = True
 
     def __post_init__(self):
@@ -63,6 +67,8 @@ class ServeConfig:
             or max(self.batches) == self.max_batch,
             "max(chunks) == prefill_chunk": not self.chunks
             or max(self.chunks) == self.prefill_chunk,
+            f"eviction is one of {', '.join(policy.NAMED)}": self.eviction
+            in policy.NAMED,
             "max(widths) >= max_length": not self.widths
             or max(self.widths) >= self.max_length,
             "every bucket >= 1": all(

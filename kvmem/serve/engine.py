@@ -19,12 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvmem import canonical, errors
+from kvmem import canonical, errors, prefix
 from kvmem import pool as pools
 from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.model.loaded import LoadedModel
-from kvmem.prefix import PrefixCache
 from kvmem.serve import choose, compile_cache, sampler
 from kvmem.serve.buckets import Bucket, ServeConfig, declare
 from kvmem.serve.guard import Guard
@@ -86,7 +85,8 @@ class Engine:
             budget, topology, poison=poison, sharding=self.stepper.page_sharding
         )
         ledger = pools.Ledger(self.pool.num_pages)
-        self.table = PageTable(ledger, PrefixCache(group.page_size))
+        policy = prefix.policy.NAMED[config.eviction]()
+        self.table = PageTable(ledger, prefix.PrefixCache(group.page_size, policy))
         self.scheduler = Scheduler(
             self.table,
             max_batch=config.max_batch,

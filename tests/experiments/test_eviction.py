@@ -10,6 +10,7 @@ import experiments.__main__ as command
 from experiments import chat_trace, eviction
 from experiments.chat_trace import ChatTraffic, Request, Uses
 from kvmem import errors, settings
+from kvmem.prefix import policy
 
 SMALL = ChatTraffic(chats=8, stems=2, stem_tokens=32, mean_turns=3, question_tokens=9)
 
@@ -105,4 +106,4 @@ def test_the_full_config_compares_every_policy(repo_root):
     config = settings.read(eviction.Config, path).value
     picture = "experiments/records/eviction.png"
     assert config == eviction.Config(publish=True, picture=picture)
-    assert set(config.policies) == eviction._POLICIES.keys()
+    assert set(config.policies) == policy.NAMED.keys()

@@ -114,6 +114,17 @@ def test_lfu_keeps_what_many_used_and_lru_what_was_used_last():
         assert cache.evict(1, idle) == first, made.name
 
 
+def test_a_head_that_is_cut_off_keeps_its_uses():
+    cache = PrefixCache(2, policy.lfu())
+    for _ in range(3):
+        cache.publish(chat("a", "b"), [1, 2])
+    for _ in range(2):
+        cache.publish(chat("z"), [9])
+    cache.publish(chat("a", "c"), [1, 3])
+    assert cache.evict(3, idle) == (3, 9, 2)
+    assert cache.evict(1, idle) == (1,)
+
+
 def test_size_aware_forgets_one_long_text_before_short_ones():
     cache = PrefixCache(2, policy.size_aware())
     cache.publish(chat("s"), [9])

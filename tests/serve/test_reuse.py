@@ -295,3 +295,15 @@ def test_the_store_is_asked_for_requests_that_run_never_for_those_that_wait(
     found = stats.cached_tokens + stats.stored_tokens
     assert found >= 45 * 8  # all but the first of each text
     assert kept.stats().written == 5
+
+
+def test_the_policy_of_eviction_is_the_configs(engine):
+    for name, kept in (("lru", 0), ("lfu", 16)):
+        made = engine(pages=14, eviction=name)
+        for _ in range(3):
+            made.generate(text(70, 20), greedy(1))
+        made.generate(text(71, 20), greedy(1))
+        made.generate(text(72, 33), greedy(1))
+        assert made.table.match(text(70, 20)[:17]).num_tokens == kept, name
+    with pytest.raises(errors.ConfigError, match="eviction is one of lru, lfu"):
+        engine(eviction="belady")
