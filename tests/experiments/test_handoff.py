@@ -138,6 +138,8 @@ def test_a_folder_that_is_no_store_is_left_alone(tmp_path, root):
     (home / "_photos").mkdir(parents=True)
     link = tmp_path / "link"
     link.symlink_to(root)
+    with pytest.raises(errors.ConfigError, match="link is no part of one"):
+        handoff.remove_store(link)
     file = tmp_path / "file"
     file.write_text("mine")
     inner = root / "_mine"
