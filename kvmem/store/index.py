@@ -121,13 +121,15 @@ class Index:
         """Take in a segment; its chunks replace earlier places of the same keys."""
         with self.lock:
             self.segments[new.name] = new
-            for row, key in enumerate(new.keys):
+            self.live[new.name] += len(new.keys)
+            for row, (key, parent) in enumerate(
+                zip(new.keys, new.parents, strict=True)
+            ):
                 self._let_go(key)
-                self.places[key] = place = Place(new, row)
+                self.places[key] = Place(new, row)
                 self.evicted.pop(key, None)
-                self.live[new.name] += 1
-                if place.parent is not None:
-                    self.children[place.parent] += 1
+                if parent is not None:
+                    self.children[parent] += 1
                 self.used_ns.setdefault(key, new.used_ns)
 
     def mask(self, key: PageKey, reason: str, place: Place) -> None:

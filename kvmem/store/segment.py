@@ -244,8 +244,9 @@ def _unpack_sidecar(data: bytes) -> tuple[tuple, tuple, np.ndarray, tuple]:
         return [flat[at : at + width] for at in range(0, len(flat), width)]
 
     keys = tuple(map(PageKey, rows("keys")))
+    known = {bytes(key): key for key in keys} | {_NO_PARENT: None}
     parents = tuple(
-        None if row == _NO_PARENT else PageKey(row) for row in rows("parents")
+        known[row] if row in known else PageKey(row) for row in rows("parents")
     )
     return keys, parents, tensors["tokens"], tuple(rows("checksums"))
 
