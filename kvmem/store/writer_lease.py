@@ -11,6 +11,7 @@ alone proves nothing: a commit is also refused by the segment number that it nee
     lease.release()
 """
 
+import contextlib
 import json
 import os
 import secrets
@@ -64,9 +65,13 @@ class WriterLease:
         self._generation = None
 
     def release(self) -> None:
-        """Let the next writer in at once; a second call does nothing."""
+        """Let the next writer in at once; a second call does nothing.
+
+        Where the server does not answer, the lease runs out by itself.
+        """
         if self._generation:
-            self.put(self._generation, 0.0)
+            with contextlib.suppress(OSError):
+                self.put(self._generation, 0.0)
             self._generation = None
 
     def put(self, generation: bytes, lease_s: float) -> bool:

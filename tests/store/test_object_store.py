@@ -316,6 +316,15 @@ def test_of_two_writers_that_both_believe_themselves_alone_one_is_refused(
     assert len({n.split("/")[2] for n in s3.objects().names(HOME)}) == 3
 
 
+def test_a_store_is_closed_though_its_server_is_gone(open_objects, s3):
+    made = open_objects(lease_s=0.3)
+    made._lease._bucket = s3._replace(endpoint="http://127.0.0.1:9").objects()
+    made.close()
+    assert not made.writable
+    time.sleep(0.4)
+    assert open_objects().writable
+
+
 def test_a_lease_that_cannot_be_read_has_run_out(open_objects, s3):
     open_objects().close()
     s3.objects().put(writer_lease.NAME, b"\xff not json")
