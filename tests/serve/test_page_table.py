@@ -122,6 +122,10 @@ def test_a_page_whose_holders_do_not_add_up_is_named(page_table):
     (said,) = table.objections([held])
     assert "2 evictable and 2 in use" in said and "say 1 and 3" in said
     table, held = made()
+    table.publish(text(60, 4), held[:1])  # one page for two texts
+    (said,) = table.objections([held])
+    assert f"page {held[0]} has 3 references, 1 tables name it and the cache 2" in said
+    table, held = made()
     table.cache.evict(1, lambda v: True)
     assert any("the cache 0 times" in said for said in table.objections([held]))
 
