@@ -307,3 +307,43 @@ def test_the_policy_of_eviction_is_the_configs(engine):
         assert made.table.match(text(70, 20)[:17]).num_tokens == kept, name
     with pytest.raises(errors.ConfigError, match="eviction is one of lru, lfu"):
         engine(eviction="belady")
+
+
+@pytest.mark.case("PFX-08")
+def test_what_was_computed_across_a_change_is_kept_nowhere_even_if_it_is_undone(
+    engine, open_store
+):
+    prompt = text(80, 20)
+    with open_store() as kept:
+        made = engine(store=kept)
+        request_id = made.add(prompt, greedy(6))
+        for _ in range(3):
+            made.step()
+        made.reset(weights_epoch=1)
+        made.step()
+        made.reset(weights_epoch=0)
+        while made.has_work:
+            made.step()
+        made.take_output(request_id)
+        assert made.table.cache.num_pages == 0 and kept.stats().written == 0
+        (again,) = made.generate(prompt, greedy(1))
+        assert (again.cached_tokens, again.stored_tokens) == (0, 0)
+
+
+def test_a_preempted_request_computes_anew_with_the_weights_of_now(
+    scheduler, new_sequence
+):
+    made = scheduler(num_pages=8, page_size=4)
+    sequence = new_sequence(range(9), max_tokens=4)
+    made.add(sequence)
+    made.admit()
+    made.advance(made.plan())
+    made.reset(weights_epoch=3)
+    assert sequence.is_mixed and sequence.identity.epoch == 0
+    made._preempt(sequence)
+    assert not sequence.is_mixed and sequence.identity.epoch == 3
+    made.admit()
+    while sequence.num_left > 1:
+        made.advance(made.plan())
+    made.advance(made.plan())
+    assert made.table.match([*range(9)], sequence.identity).num_tokens == 8
