@@ -1,7 +1,7 @@
 """What `kvmem store` prints for a person: tables of segments, of ids, of chains.
 
-Ages are counted from now; sizes are bytes. Ids stand in full, since they are what is
-copied into the next command.
+Ages are counted from now; sizes are bytes. Ids stand in full; of a key so much that it
+names one chunk in the next command.
 """
 
 import time
@@ -17,6 +17,7 @@ __all__ = ["grouped", "show_chains", "show_facts", "show_problems", "show_segmen
 __all__ += ["sums"]
 
 _MOST_CHAINS = 20
+_KEY_CHARS = 16  # enough for --key, and for a narrow terminal
 
 
 def show_segments(out: console.Console, rows: Sequence[SegmentRow]) -> None:
@@ -70,7 +71,7 @@ def show_chains(out: console.Console, chains: Sequence[Mapping[str, Any]]) -> No
     table = console.table("chains", "last key", "> chunks", "> tokens", "> age")
     for chain in chains[:_MOST_CHAINS]:
         table.add_row(
-            chain["key"],
+            chain["key"][:_KEY_CHARS],
             console.count(chain["chunks"]),
             console.count(chain["tokens"]),
             age(chain["created"]),
@@ -114,11 +115,18 @@ def age(seconds: float) -> str:
 
 
 def _lines(value: Any, key: str = "") -> list[str]:
-    """Spell nested facts, a leaf or a list of leaves a line."""
+    """Spell nested facts, a leaf or a row of leaves a line."""
     if isinstance(value, Mapping):
         pairs = [(f"{key}.{name}" if key else name, v) for name, v in value.items()]
-    elif isinstance(value, list) and any(isinstance(v, Mapping | list) for v in value):
+    elif isinstance(value, list) and not all(map(_is_cell, value)):
         pairs = [(f"{key}[{i}]", v) for i, v in enumerate(value)]
     else:
         return [f"{key} = {value!r}"]
     return [line for name, inner in pairs for line in _lines(inner, name)]
+
+
+def _is_cell(value: Any) -> bool:
+    """Say whether a value is a leaf, or a list of leaves such as a shape."""
+    if isinstance(value, list):
+        return not any(isinstance(each, Mapping | list) for each in value)
+    return not isinstance(value, Mapping)
