@@ -78,7 +78,7 @@ def from_digits(group: LifecycleGroup, records: np.ndarray, digit: int) -> np.nd
         with np.errstate(invalid="ignore"):  # any NaN is welcome: it is no digit
             value = row.view(np_dtype(field.dtype)).astype(np.float64)
         bits = _bits(field.dtype)
-        exact = (value == np.floor(value)) & (value >= 0) & (value < 1 << bits)
+        exact = (value == np.floor(value)) & ~np.signbit(value) & (value < 1 << bits)
         whole = np.where(exact, value, 0).astype(np.int64) << (bits * digit)
         found.append(np.where(exact, whole, -1))
         start = stop

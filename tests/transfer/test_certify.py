@@ -162,6 +162,14 @@ WRITERS = {
         lambda a: {"k": a["k"].astype(jnp.bfloat16).astype(jnp.float32)},
         "bytes|placement",
     ),
+    "zeros become no number": (
+        lambda a: {"k": jnp.where(a["k"] == 0, jnp.nan, a["k"])},
+        "bytes",
+    ),
+    "zeros change their sign": (
+        lambda a: {"k": jnp.where(a["k"] == 0, -0.0, a["k"])},
+        "bytes",
+    ),
     "padded rows are kept": (lambda a: {"num_new": a["num_new"] + 1}, "import"),
     "the last token is dropped": (lambda a: {"num_new": a["num_new"] - 1}, "bytes"),
     "rows of no sequence are written": (
