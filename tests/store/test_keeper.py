@@ -279,13 +279,18 @@ def test_a_damaged_chunk_that_was_read_again_is_served_after_gc(open_wide, chat)
     assert held(st, long) == 4
 
 
-def test_recency_survives_reopening(open_wide, chat):
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_recency_survives_reopening(open_wide, chat, end):
     chats = [chat(4, seed) for seed in range(5)]
     st = open_wide(max_nbytes=140_000)
-    for each in chats:
+    for each in chats[:4]:
         st.put(*each)
     st.get(*chats[0][:2])
-    st.close()
+    st.put(*chats[4])
+    if end == "closed":
+        st.close()
+    else:
+        st._lock.release()
     st = open_wide(max_nbytes=140_000)
     number = 100
     while all(st.contains(each.keys) == 4 for each in chats):
@@ -293,6 +298,16 @@ def test_recency_survives_reopening(open_wide, chat):
         number += 1
     assert st.contains(chats[1].keys) < 4
     assert st.contains(chats[0].keys) == 4
+
+
+def test_chunks_that_go_in_circles_can_be_evicted_all_the_same(open_wide, chat):
+    """No digest does; keys that a caller mixed up might."""
+    st, one, other = open_wide(max_nbytes=60_000), chat(1, 1), chat(1, 2)
+    st.put(*one, parent=other.keys[0])
+    st.put(*other, parent=one.keys[0])
+    for seed in range(10, 25):
+        st.put(*chat(4, seed))
+    assert st.contains(one.keys) == st.contains(other.keys) == 0
 
 
 def test_what_is_rewritten_is_no_more_recent_for_it(open_wide, chat):
