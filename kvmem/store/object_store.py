@@ -1,6 +1,6 @@
 """The object store: `PageStore`'s verbs on s3://, without a folder and without Orbax.
 
-    _store.json                              layout version and chunk size
+    _store.json                              see object_root.py
     _writer.json                             the one writer's lease
     <model_id>/<format_id>/…                 see object_segment.py
 
@@ -20,7 +20,6 @@ import collections
 import concurrent.futures
 import dataclasses
 import itertools
-import json
 import threading
 import time
 from collections.abc import Sequence
@@ -28,15 +27,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvmem.errors import ConfigError, CorruptPage, FormatMismatch, StoreLocked, say
-from kvmem.store import bucket, object_segment, requests, root_folder
+from kvmem.errors import FormatMismatch, StoreLocked, say
+from kvmem.store import bucket, object_root, object_segment, requests, root_folder
 from kvmem.store.bucket import Bucket
 from kvmem.store.chain_file import Link
 from kvmem.store.object_segment import ObjectSegment, Unreadable
 from kvmem.store.page_key import PageKey
 from kvmem.store.results import GetResult, PutResult, SegmentReport
 from kvmem.store.segment import Facts
-from kvmem.store.writer_lease import NAME, WriterLease, take
+from kvmem.store.writer_lease import WriterLease, take
 
 LEASE_S = 60.0
 _AT_ONCE = 16
@@ -122,9 +121,9 @@ class ObjectStore:
         root_folder.check_facts(facts)
         objects = bucket.open_bucket(root, endpoint, region)
         if read_only:
-            _check_root(objects, chunk_tokens)
+            object_root.check(objects, chunk_tokens)
             return cls(objects, facts, None)
-        _make_root(objects, chunk_tokens)
+        object_root.make(objects, chunk_tokens)
         lease = take(objects, lease_s)
         try:
             store = cls(objects, facts, lease)
@@ -382,59 +381,6 @@ class ObjectStore:
                 )
             )
         self._lease.renew()
-
-
-def _make_root(objects: Bucket, chunk_tokens: int) -> None:
-    """Make an empty prefix a store, and check one that is."""
-    objects.require_conditional_put()
-    if objects.read(root_folder.META) is None:
-        names = [n for n in objects.names() if n != NAME and not n.startswith("_probe")]
-        if names:
-            raise ConfigError(
-                say(
-                    f"a page store in {objects.url}",
-                    f"there is something else: {names[0]}, and no {root_folder.META}",
-                    "Use an empty prefix",
-                )
-            )
-        facts = {"kind": "kvmem store", "version": root_folder.VERSION}
-        text = json.dumps(facts | {"chunk_tokens": chunk_tokens})
-        objects.put_new(root_folder.META, text.encode() + b"\n")
-    _check_root(objects, chunk_tokens)
-
-
-def _check_root(objects: Bucket, chunk_tokens: int) -> None:
-    """Raise unless the prefix is a store of this layout version and chunk size."""
-    data = objects.read(root_folder.META)
-    if data is None:
-        raise ConfigError(
-            say(
-                f"opening {objects.url} read-only",
-                f"it has no {root_folder.META}, so there is no store",
-                "Check the URL, or open it once for writing",
-            )
-        )
-    try:
-        meta = json.loads(data)
-        found = meta["version"], meta["chunk_tokens"]
-    except (ValueError, KeyError, TypeError) as damage:
-        raise CorruptPage(
-            say(
-                f"reading {objects.url}/{root_folder.META}",
-                f"it is not what a store writes there ({damage})",
-                "Restore it; every segment's manifest says the chunk size",
-            )
-        ) from damage
-    if found != (root_folder.VERSION, chunk_tokens):
-        raise FormatMismatch(
-            say(
-                f"opening {objects.url} with chunk_tokens={chunk_tokens}",
-                f"it was made by layout version {found[0]} with "
-                f"chunk_tokens={found[1]}; this kvmem reads version "
-                f"{root_folder.VERSION}",
-                f"Use chunk_tokens={found[1]}, or another root",
-            )
-        )
 
 
 def _other_format(facts: Facts, refused: Unreadable) -> str:
