@@ -338,8 +338,12 @@ def test_a_preempted_request_computes_anew_with_the_weights_of_now(
     made.add(sequence)
     made.admit()
     made.advance(made.plan())
+    waiting = new_sequence(range(9), max_tokens=4)
+    made.add(waiting)
     made.reset(weights_epoch=3)
     assert sequence.is_mixed and sequence.identity.epoch == 0
+    assert not waiting.is_mixed and waiting.identity.epoch == 3
+    made.drop(waiting)
     made._preempt(sequence)
     assert not sequence.is_mixed and sequence.identity.epoch == 3
     made.admit()
