@@ -90,6 +90,7 @@ class PoolConfig:
         pages: a cap in pages.
         poison: fill fresh pools with NaN bytes.
         checked: check every law of the books after every step.
+        certified: prove at start that pages become the canonical records they should.
     """
 
     page_size: int = 16
@@ -103,6 +104,7 @@ class PoolConfig:
     pages: int | None = None
     poison: bool = False
     checked: bool = False
+    certified: bool = False
 
     def __post_init__(self):
         settings.settle(self)
@@ -345,6 +347,7 @@ class Config:
                 store=store,
                 poison=self.pool.poison,
                 checked=self.pool.checked,
+                certified=self.pool.certified,
             )
         except BaseException:
             if store is not None:

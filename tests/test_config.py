@@ -231,6 +231,7 @@ def test_an_engine_is_given_everything_that_the_config_says(
         llama_config(),
         *("topology.tp=2", "pool.pages=10", "pool.order=token_major"),
         *("pool.poison=true", "pool.checked=true", "serve.max_batch=3"),
+        "pool.certified=true",
         *(f"store.root={tmp_path / 'store'}", "store.chunk_tokens=8"),
     )
     made.engine(Model())
@@ -246,6 +247,7 @@ def test_an_engine_is_given_everything_that_the_config_says(
         "config": made.serve,
         "poison": True,
         "checked": True,
+        "certified": True,
     }
     kept.close()
 

@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvmem import canonical, errors, prefix
+from kvmem import canonical, errors, prefix, transfer
 from kvmem import pool as pools
 from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.model import attention
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import choose, compile_cache, sampler
 from kvmem.serve.buckets import Bucket, ServeConfig, declare
@@ -55,6 +56,9 @@ class Engine:
             requests are kept; None: nowhere.
         poison: fill fresh pools with NaN bytes.
         checked: after every step, check the laws of the books and the mirror.
+        certified: before the first request, send numbered elements through the real
+            write path, sharding and executor, and refuse to start unless they come out
+            as the canonical records that they should be.
         executor: "auto", or "vmap" to run all ranks on one device (for tests).
     """
 
@@ -70,6 +74,7 @@ class Engine:
         store: RecordStore | None = None,
         poison: bool = False,
         checked: bool = False,
+        certified: bool = False,
         executor: str = "auto",
     ):
         topology, config = topology or Topology(), config or ServeConfig()
@@ -95,6 +100,9 @@ class Engine:
             prefix_cache=config.prefix_cache,
         )
         plan = canonical.plan(group, topology, order)
+        if certified:
+            write, where = attention.write_rows, self.stepper.mesh
+            transfer.require_certified(plan, write, mesh=where)
         self.records_of = Records(plan, ledger)
         self.recall = Recall(store, self.records_of) if store is not None else None
         self._checked = checked

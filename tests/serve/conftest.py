@@ -143,6 +143,7 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
         kv_dtype="float32",
         kv_heads=4,
         store=None,
+        certified=False,
         executor="auto",
         **serve,
     ):
@@ -166,6 +167,7 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
             store=store,
             poison=True,
             checked=True,
+            certified=certified,
             executor=executor,
         )
 

@@ -7,6 +7,7 @@ import pytest
 
 from kvmem import errors, geometry, store
 from kvmem.canonical import format_id
+from kvmem.model import attention
 from kvmem.model.decoder import Decoder
 from kvmem.serve.request import SamplingParams
 
@@ -262,6 +263,23 @@ def test_one_prompt_may_be_a_text_a_list_or_an_array(engine):
     ids = [104, 101, 108, 108, 111]
     outputs = [made.generate(p, greedy(3))[0] for p in ("hello", ids, np.asarray(ids))]
     assert len({o.output_ids for o in outputs}) == 1
+
+
+@pytest.mark.case("LAY-07")
+@pytest.mark.parametrize("tp", [1, 4])
+def test_an_engine_that_writes_elsewhere_than_it_says_does_not_start(
+    engine, monkeypatch, tp
+):
+    engine(tp=tp, certified=True).generate(text(92, 9), greedy(2))
+    write = attention.write_rows
+
+    def swapped(pages, envelope, layer, k, v, *where):
+        wrong = layer == "layers.1"
+        return write(pages, envelope, layer, *((v, k) if wrong else (k, v)), *where)
+
+    monkeypatch.setattr(attention, "write_rows", swapped)
+    with pytest.raises(errors.IncompatiblePlan, match=r"layers\.1"):
+        engine(tp=tp, certified=True)
 
 
 def open_store(root, model, read_only=False):
