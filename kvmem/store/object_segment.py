@@ -20,17 +20,16 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import safetensors.numpy
 import tensorstore
 
 from kvmem.errors import CorruptPage, StoreLocked, say
 from kvmem.store import durable, manifest
+from kvmem.store import segment as segment_file
 from kvmem.store.bucket import Bucket
-from kvmem.store.page_key import KEY_NBYTES, PageKey
-from kvmem.store.segment import ARRAY, FILE_NBYTES, SIDECAR, Facts
+from kvmem.store.page_key import PageKey
+from kvmem.store.segment import ARRAY, SIDECAR, Facts
 
 MANIFESTS = "_segments"
-_NO_PARENT = bytes(KEY_NBYTES)  # no digest is zero
 _KIND, _FENCE = "kvmem segment", "kvmem fence"
 
 
@@ -114,11 +113,11 @@ def write(
     """
     name = f"{number:08d}-{secrets.token_hex(4)}"
     home, created = _home(facts, name), time.time()
-    per_file = _rows_per_file(*rows.shape)
+    per_file = segment_file.rows_per_file(*rows.shape)
     checksums = tuple(durable.digest(row) for row in rows)
     try:
-        objects = _put_array(bucket, home, _by_file(rows, per_file))
-        sidecar = _pack_sidecar(keys, parents, tokens, checksums)
+        objects = _put_array(bucket, home, segment_file.by_file(rows, per_file))
+        sidecar = segment_file.pack_sidecar(keys, parents, tokens, checksums)
         bucket.put(home + SIDECAR, sidecar)
         objects[SIDECAR] = len(sidecar), durable.digest(sidecar).hex()
     except BaseException:
@@ -183,17 +182,13 @@ def load(
     sidecar = bucket.read(_home(facts, body["segment"]) + SIDECAR) or b""
     if [len(sidecar), durable.digest(sidecar).hex()] != body["files"][SIDECAR]:
         return Unreadable(number, "damaged", f"{SIDECAR}: missing, or digest differs")
-    tensors = safetensors.numpy.load(sidecar)
     (array,) = body["arrays"]
     return ObjectSegment(
         bucket,
         facts,
         number,
         body["segment"],
-        tuple(PageKey(bytes(row)) for row in tensors["keys"]),
-        tuple(PageKey(bytes(row)) if row.any() else None for row in tensors["parents"]),
-        tensors["tokens"],
-        tuple(bytes(row) for row in tensors["checksums"]),
+        *segment_file.unpack_sidecar(sidecar),
         array["rows_per_file"],
         body["created"],
         {path: tuple(said) for path, said in body["files"].items()},
@@ -324,29 +319,3 @@ def _settle(future, deadline: float | None) -> np.ndarray | tuple[str, str]:
         return "deadline", "the server had not answered when the deadline came"
     except (ValueError, OSError) as error:
         return "damaged", str(error)
-
-
-def _rows_per_file(num_rows: int, row_nbytes: int) -> int:
-    """Return how many rows make an object of about FILE_NBYTES, shared out evenly."""
-    most = max(1, FILE_NBYTES // row_nbytes)
-    return -(-num_rows // -(-num_rows // most))
-
-
-def _by_file(rows: np.ndarray, per_file: int) -> np.ndarray:
-    """Return u8[files, file bytes]; zeros fill the last file."""
-    num_files = -(-len(rows) // per_file)
-    filler = np.zeros((num_files * per_file - len(rows), rows.shape[1]), np.uint8)
-    return np.concatenate([rows, filler]).reshape(num_files, -1)
-
-
-def _pack_sidecar(keys, parents, tokens, checksums) -> bytes:
-    def table(rows: Sequence[bytes]) -> np.ndarray:
-        return np.frombuffer(b"".join(rows), np.uint8).reshape(len(keys), -1)
-
-    tensors = {
-        "keys": table(keys),
-        "parents": table([parent or _NO_PARENT for parent in parents]),
-        "tokens": np.ascontiguousarray(tokens, "<i4"),
-        "checksums": table(checksums),
-    }
-    return safetensors.numpy.save(tensors)

@@ -119,17 +119,17 @@ def write(
     checksums = tuple(durable.digest(row) for row in rows)
     parents = tuple(parents or [None] * len(keys))
     created = time.time()
-    rows_per_file = _rows_per_file(*rows.shape)
+    per_file = rows_per_file(*rows.shape)
     disk.mkdir(folder)
     try:
-        files_ = _by_file(rows, rows_per_file)
+        files_ = by_file(rows, per_file)
         disk.orbax(
             folder / ORBAX, lambda: orbax_save.save(folder / ORBAX, ARRAY, files_)
         )
-        disk.write(folder / SIDECAR, _pack_sidecar(keys, parents, tokens, checksums))
+        disk.write(folder / SIDECAR, pack_sidecar(keys, parents, tokens, checksums))
         files = durable.seal_tree(folder, disk)
         disk.sync(folder.parent)
-        body = _body(folder.name, facts, len(keys), created, rows_per_file, files)
+        body = _body(folder.name, facts, len(keys), created, per_file, files)
         data = manifest.pack(body)
         durable.write_file(folder / manifest.NAME, data, disk)
     except BaseException:
@@ -144,7 +144,7 @@ def write(
         tokens,
         checksums,
         created,
-        rows_per_file,
+        per_file,
         len(data) + sum(nbytes for nbytes, _ in files.values()),
         time.time_ns(),
     )
@@ -183,7 +183,7 @@ def load(folder: Path, facts: Facts) -> Segment | Unusable:
     return Segment(
         folder,
         facts,
-        *_unpack_sidecar(sidecar),
+        *unpack_sidecar(sidecar),
         created=body["created"],
         rows_per_file=array["rows_per_file"],
         file_nbytes=len(data) + sum(nbytes for nbytes, _ in body["files"].values()),
@@ -195,7 +195,7 @@ def estimate(facts: Facts, num_chunks: int) -> int:
     """Return the most bytes that the files of a segment of so many chunks take."""
     if not num_chunks:
         return 0
-    per_file = _rows_per_file(num_chunks, facts.row_nbytes)
+    per_file = rows_per_file(num_chunks, facts.row_nbytes)
     num_files = -(-num_chunks // per_file)
     chunk_nbytes = _NBYTES_A_CHUNK + 4 * facts.chunk_tokens
     return (
@@ -205,14 +205,14 @@ def estimate(facts: Facts, num_chunks: int) -> int:
     )
 
 
-def _rows_per_file(num_rows: int, row_nbytes: int) -> int:
+def rows_per_file(num_rows: int, row_nbytes: int) -> int:
     """Return how many rows make a file of about FILE_NBYTES, shared out evenly."""
     most = max(1, FILE_NBYTES // row_nbytes)
     num_files = -(-num_rows // most)
     return -(-num_rows // num_files)
 
 
-def _by_file(rows: np.ndarray, per_file: int) -> np.ndarray:
+def by_file(rows: np.ndarray, per_file: int) -> np.ndarray:
     """Return u8[files, file bytes]; zeros fill the last file, no copy if it is full."""
     num_files = -(-len(rows) // per_file)
     if num_files * per_file != len(rows):
@@ -221,7 +221,14 @@ def _by_file(rows: np.ndarray, per_file: int) -> np.ndarray:
     return rows.reshape(num_files, -1)
 
 
-def _pack_sidecar(keys, parents, tokens, checksums) -> bytes:
+def pack_sidecar(
+    keys: Sequence[PageKey],
+    parents: Sequence[PageKey | None],
+    tokens: np.ndarray,
+    checksums: Sequence[bytes],
+) -> bytes:
+    """Return the table of a segment's chunks; `unpack_sidecar` reads it."""
+
     def table(rows) -> np.ndarray:
         return np.frombuffer(b"".join(rows), np.uint8).reshape(len(keys), -1)
 
@@ -234,7 +241,7 @@ def _pack_sidecar(keys, parents, tokens, checksums) -> bytes:
     return safetensors.numpy.save(tensors)
 
 
-def _unpack_sidecar(data: bytes) -> tuple[tuple, tuple, np.ndarray, tuple]:
+def unpack_sidecar(data: bytes) -> tuple[tuple, tuple, np.ndarray, tuple]:
     """Return keys, parents, tokens, checksums."""
     tensors = safetensors.numpy.load(data)
 

@@ -12,7 +12,7 @@ import pytest
 import tensorstore
 
 from kvmem import errors, store
-from kvmem.store import manifest, object_segment, writer_lease
+from kvmem.store import manifest, object_segment, segment, writer_lease
 
 CHUNK, RECORD = 4, 96
 ROW = CHUNK * RECORD
@@ -75,7 +75,7 @@ def test_rows_share_objects_and_are_read_alone(open_objects, make_chunks, s3):
 
 
 def test_many_objects_hold_a_large_segment(open_objects, make_chunks, s3, monkeypatch):
-    monkeypatch.setattr(object_segment, "FILE_NBYTES", 3 * ROW)
+    monkeypatch.setattr(segment, "FILE_NBYTES", 3 * ROW)
     chunks = make_chunks(8)
     made = open_objects()
     made.put(*chunks)
@@ -530,7 +530,7 @@ _KILLED = """
 import sys
 import numpy as np
 from kvmem import store
-store.object_segment.FILE_NBYTES = 1 << 14
+store.segment.FILE_NBYTES = 1 << 14
 random = np.random.default_rng({seed})
 with store.ObjectStore.open({url!r}, "m", "f", 96, 4, lease_s=0.2, **{place!r}) as made:
     for number in range(1000):
