@@ -15,13 +15,14 @@ from kvmem.pool.ids import as_host_ids, as_ids
 from kvmem.pool.laws import check, checked
 from kvmem.pool.ledger import Ledger
 from kvmem.pool.state import POISON, GroupBooks, Pool, from_budget, init
-from kvmem.pool.table import BlockTable
+from kvmem.pool.table import BlockTable, GroupTable
 from kvmem.pool.verbs import fork, handout, release, retain, translate
 
 __all__ = [
     "POISON",
     "BlockTable",
     "GroupBooks",
+    "GroupTable",
     "Ledger",
     "Pool",
     "as_host_ids",

@@ -1,12 +1,16 @@
-"""Block tables: which virtual pages hold a sequence, group by group.
+"""Tables: which virtual pages hold a sequence, which physical ones a step sees.
 
-Letters: G groups, S sequences, M columns. The law: column m of a group holds the page
-of positions [m * page_size, (m + 1) * page_size); columns beyond a sequence's length
-are null, so nothing behind its length can be reached. Virtual ids are stable for life;
-slots are arithmetic.
+Letters: G groups, S sequences, M columns. The law of a `BlockTable`: column m of a
+group holds the page of positions [m * page_size, (m + 1) * page_size); columns beyond a
+sequence's length are null, so nothing behind its length can be reached. Virtual ids are
+stable for life; slots are arithmetic.
+
+A `GroupTable` is one group's physical pages for one step, as short as what the group
+keeps: a window's table begins at the first page that is not stale.
 
     table = empty(pool, num_sequences=8, max_pages=64)
     vpages, slots = locate(table, 0, positions, page_size=16)
+    pages, slots = GroupTable(pages, first).locate(positions, page_size=16)
 """
 
 import dataclasses
@@ -18,7 +22,9 @@ import numpy as np
 from kvmem.pool.ledger import Ledger
 from kvmem.pool.state import Pool
 
-__all__ = ["BlockTable", "empty", "locate", "objections"]
+__all__ = ["BlockTable", "GroupTable", "empty", "locate", "objections"]
+
+_NULL = np.iinfo(np.int32).max  # an id that is null to every pool
 
 
 @jax.tree_util.register_dataclass
@@ -28,6 +34,47 @@ class BlockTable:
 
     vpages: jax.Array  # i32[G, S, M] virtual pages, null beyond a length
     lengths: jax.Array  # i32[S] tokens
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GroupTable:
+    """The physical pages of S sequences in one group, column by column.
+
+    Of a paged group, columns [0, k) are page ordinals 0 to k - 1 (the pages of sink
+    tokens, k = 0 without any), and column k + i is ordinal first + i, first >= k; under
+    full attention k and `first` are 0. Of a state group, the columns are the K parts of
+    the live state, and `first` is not read.
+    """
+
+    pages: jax.Array  # i32[S, M] physical pages, null where a sequence has none
+    first: jax.Array  # i32[S] ordinal of column k
+
+    def ordinals(self, sink_pages: int = 0) -> jax.Array:
+        """Return i32[S, M]: which page of its sequence each column holds."""
+        column = jnp.arange(self.pages.shape[1], dtype=jnp.int32)[None, :]
+        behind = self.first[:, None] + column - sink_pages
+        return jnp.where(column < sink_pages, column, behind)
+
+    def locate(
+        self, positions: jax.Array, page_size: int, sink_pages: int = 0
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the physical page and the slot of each position, i32[S, Q] both.
+
+        Positions that are negative, in a page that the group no longer keeps, or behind
+        the last column lie in int32's largest id, which is null to every pool.
+        """
+        ordinals, slots = jnp.divmod(positions, page_size)
+        num_columns = self.pages.shape[1]
+        is_sink = (ordinals >= 0) & (ordinals < min(sink_pages, num_columns))
+        # Compared before anything is added: int32's largest position must not wrap.
+        behind = ordinals - self.first[:, None]
+        is_kept = (behind >= 0) & (behind < num_columns - sink_pages)
+        inside = is_sink | ((ordinals >= sink_pages) & is_kept)
+        columns = jnp.where(is_sink, ordinals, sink_pages + behind)
+        safe = jnp.where(inside, columns, 0)
+        pages = jnp.take_along_axis(self.pages, safe, axis=1)
+        return jnp.where(inside, pages, _NULL), slots
 
 
 def empty(books: Pool | Ledger, num_sequences: int, max_pages: int) -> BlockTable:
@@ -53,7 +100,7 @@ def locate(
     inside = (columns >= 0) & (columns < num_columns)
     safe = jnp.where(inside, columns, 0)
     vpages = jnp.take_along_axis(table.vpages[group], safe, axis=1)
-    return jnp.where(inside, vpages, jnp.iinfo(jnp.int32).max), slots
+    return jnp.where(inside, vpages, _NULL), slots
 
 
 def objections(

@@ -73,3 +73,39 @@ def test_a_broken_table_is_seen(column, vpage, lengths, phrase, filled):
         lengths=jnp.array(lengths, jnp.int32),
     )
     assert any(phrase in found for found in tables.objections(broken, pool, (4,)))
+
+
+@pytest.fixture
+def windowed():
+    """Return the table of one sequence: a sink page 7, then ordinals 3, 4, 5."""
+    pages = jnp.array([[7, 2, 9, 4]], jnp.int32)
+    return kvpool.GroupTable(pages, jnp.array([3], jnp.int32))
+
+
+def test_a_group_table_says_which_page_each_column_holds(windowed):
+    assert windowed.ordinals(sink_pages=1).tolist() == [[0, 3, 4, 5]]
+    full = dataclasses.replace(windowed, first=jnp.zeros(1, jnp.int32))
+    assert full.ordinals().tolist() == [[0, 1, 2, 3]]
+
+
+def test_a_position_of_a_group_table_lies_where_its_ordinal_stands(windowed):
+    positions = jnp.arange(28, dtype=jnp.int32)[None]
+    locate = jax.jit(kvpool.GroupTable.locate, static_argnums=(2, 3))
+    pages, slots = locate(windowed, positions, 4, 1)
+    null = 2**31 - 1
+    expected = {0: 7, 1: null, 2: null, 3: 2, 4: 9, 5: 4, 6: null}
+    assert pages[0].tolist() == [expected[position // 4] for position in range(28)]
+    assert slots[0].tolist() == [position % 4 for position in range(28)]
+
+
+@pytest.mark.parametrize("first", [0, 3, 2**30])
+@pytest.mark.parametrize("sink_pages", [0, 1, 4])
+@pytest.mark.parametrize("position", [-1, -4, 28, 2**31 - 1, -(2**31)])
+def test_a_position_outside_a_group_table_is_null_to_every_pool(
+    position, sink_pages, first, windowed
+):
+    table = dataclasses.replace(windowed, first=jnp.array([first], jnp.int32))
+    positions = jnp.full((1, 1), position, jnp.int32)
+    for page_size in (1, 4):
+        pages, _ = table.locate(positions, page_size, sink_pages)
+        assert pages.tolist() == [[2**31 - 1]]
