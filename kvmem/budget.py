@@ -269,7 +269,7 @@ def solve(
         groups=(
             GroupPages(
                 name=group.name,
-                lifecycle=group.lifecycle,
+                lifecycle=str(group.lifecycle),
                 layers=len(group.layers),
                 page_size=group.page_size,
                 page_nbytes=page_nbytes,

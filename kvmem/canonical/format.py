@@ -45,7 +45,7 @@ def format_fields(groups: Sequence[LifecycleGroup]) -> Facts:
         "groups": [
             {
                 "domain": group.domain,
-                "lifecycle": group.lifecycle,
+                "lifecycle": str(group.lifecycle),
                 "record_nbytes": group.record_nbytes,
                 "layers": [_layer(layer) for layer in group.layers],
             }

@@ -3,11 +3,12 @@
 The first floor. Frozen, hashable dataclasses and arithmetic on them; no jax.
 """
 
-from kvmem.geometry import envelope, order, rope
+from kvmem.geometry import envelope, kinds, order, rope, width
 from kvmem.geometry.declare import Declared, declare
 from kvmem.geometry.envelope import Entry, Envelope, Plane
-from kvmem.geometry.fields import DTYPES, Field, LayerSpec, np_dtype
+from kvmem.geometry.fields import DTYPES, Field, LayerSpec, Part, np_dtype
 from kvmem.geometry.groups import LifecycleGroup, group_layers
+from kvmem.geometry.lifecycle import Lifecycle
 from kvmem.geometry.rope import Rope
 from kvmem.geometry.terms import Term
 from kvmem.geometry.topology import HeadShard, Topology
@@ -20,7 +21,9 @@ __all__ = [
     "Field",
     "HeadShard",
     "LayerSpec",
+    "Lifecycle",
     "LifecycleGroup",
+    "Part",
     "Plane",
     "Rope",
     "Term",
@@ -28,7 +31,9 @@ __all__ = [
     "declare",
     "envelope",
     "group_layers",
+    "kinds",
     "np_dtype",
     "order",
     "rope",
+    "width",
 ]

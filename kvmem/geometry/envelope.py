@@ -10,7 +10,12 @@ names, outermost first (`kvmem.geometry.order`), so every order is one call of `
 
 Without a bar in its order an envelope has one plane, page p being row p of the pool.
 Offsets, strides and the page's size are multiples of 16 bytes, padding included, and
-are equal on every rank of a topology: only `head0` differs.
+are equal on every rank of a topology: only `head0` differs. Scales stand at their own
+width, so a block of rows followed by its scales is two entries.
+
+A state may be larger than a page of its pool. `cut` parts such an envelope between
+entries into extents, each in a page of its own: the address of an entry is then inside
+the page of its extent.
 """
 
 import dataclasses
@@ -32,6 +37,7 @@ __all__ = [
     "Plane",
     "apart",
     "build",
+    "cut",
     "parse_order",
 ]
 
@@ -56,7 +62,7 @@ class Entry:
     """A run of heads of one field inside a page; `head0` is global.
 
     Slot s of the entry is bytes [offset + s * slot_stride, + nbytes) of its plane's
-    page.
+    page; of the page of extent number `extent`, where the envelope is parted.
     """
 
     field: Field
@@ -65,6 +71,7 @@ class Entry:
     head0: int
     nheads: int
     plane: Plane
+    extent: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -78,12 +85,16 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Envelope:
-    """The meaning of one page on one rank: entries in canonical order and its size."""
+    """The meaning of one page on one rank: entries in canonical order and its size.
+
+    `page_size` counts slots; `nbytes` are those of all `extents` together.
+    """
 
     entries: tuple[Entry, ...]
     page_size: int
     order: str
     nbytes: int
+    extents: int = 1
 
     @functools.cached_property
     def planes(self) -> tuple[Plane, ...]:
@@ -135,7 +146,7 @@ def build(
 
     A row is the unit that stays contiguous for one slot: all local heads of a field
     where "head" is the innermost axis, else one head. Rows are laid down in the order
-    of the axes, each padded to 16 bytes.
+    of the axes, each padded to 16 bytes, or to what the field declares; scales are not.
 
     Args:
         order: see `kvmem.geometry.order`.
@@ -156,7 +167,7 @@ def build(
             )
         )
     rows = _rows(group, topology, together=parsed.page[-1] == "head")
-    places = _places(rows, parsed, group.page_size, num_pages)
+    places = _places(rows, parsed, group.slots, num_pages)
     entries = tuple(
         Entry(
             field=row.field,
@@ -170,7 +181,54 @@ def build(
     )
     planes = {place.plane for place in places.values()}
     nbytes = sum(plane.page_stride for plane in planes)
-    return Envelope(entries, group.page_size, order, nbytes)
+    return Envelope(entries, group.slots, order, nbytes)
+
+
+@functools.lru_cache(maxsize=1024)
+def cut(envelope: Envelope, page_nbytes: int) -> Envelope:
+    """Return the envelope parted into extents of one page each, between its entries.
+
+    An envelope that fits one page stays whole; its page is then `page_nbytes` long.
+
+    Raises:
+        IncompatiblePlan: an entry that no page holds, slots of a token among those
+            (only a state is parted), or an envelope of several arrays.
+    """
+    _require_whole_entries(envelope, page_nbytes)
+    extent = end = 0
+    plane, placed = Plane(0, 0, page_nbytes), {}
+    for entry in sorted(envelope.entries, key=lambda entry: entry.offset):
+        size = _round_up(entry.nbytes) if envelope.page_size == 1 else 0
+        offset = end if envelope.page_size == 1 else entry.offset
+        if offset + size > page_nbytes:
+            extent, offset = extent + 1, 0
+        end = offset + size
+        stride = page_nbytes if envelope.page_size == 1 else entry.slot_stride
+        placed[entry] = dataclasses.replace(
+            entry, offset=offset, slot_stride=stride, plane=plane, extent=extent
+        )
+    return dataclasses.replace(
+        envelope,
+        entries=tuple(placed[entry] for entry in envelope.entries),
+        nbytes=page_nbytes * (extent + 1),
+        extents=extent + 1,
+    )
+
+
+def _require_whole_entries(envelope: Envelope, page_nbytes: int) -> None:
+    """Refuse an envelope that cannot be parted between entries."""
+    rows = max(_round_up(entry.nbytes) for entry in envelope.entries)
+    least = envelope.nbytes if envelope.page_size > 1 else rows
+    if len(envelope.planes) > 1 or least > page_nbytes or page_nbytes % ALIGNMENT:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"pages of {page_nbytes:,} B for an envelope of {envelope.nbytes:,} B "
+                f"in {len(envelope.planes)} planes",
+                "a page holds the slots of all its tokens, or whole entries of a state",
+                f"Use pages of at least {_round_up(least):,} B, a multiple of "
+                f"{ALIGNMENT}, in one array",
+            )
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +243,8 @@ class _Row:
 
     @property
     def padded_nbytes(self) -> int:
-        return _round_up(self.nheads * self.field.head_nbytes)
+        nbytes = self.nheads * self.field.row_nbytes
+        return nbytes if self.field.is_scale else _round_up(nbytes)
 
     def at(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         """Return the place of this row along `axes`, "token" not among them."""
@@ -208,7 +267,9 @@ def _rows(group: LifecycleGroup, topology: Topology, together: bool) -> list[_Ro
     for layer_at, layer in enumerate(group.layers):
         for field_at, field in enumerate(layer.fields):
             count = topology.shard(field, 0).count
-            width = count if together else 1
+            # A padded row stands alone: heads side by side would not be contiguous.
+            alone = field.row_nbytes != field.head_nbytes
+            width = count if together and not alone else 1
             for head in range(0, count, width):
                 rows.append(_Row(field, layer_at, field_at, head, width))
     return sorted(rows, key=lambda r: (r.layer_at, r.head, r.field_at))
@@ -258,13 +319,20 @@ def _lay_down(
     end = 0
     for _, block in itertools.groupby(ordered, key=lambda row: row.at(outer)):
         inside = tuple(block)
-        stride = sum(row.padded_nbytes for row in inside)
-        start = end
-        for row in inside:
-            found[row] = (start, stride)
-            start += row.padded_nbytes
-        end += stride * page_size
+        starts, stride = _side_by_side(inside)
+        for row, start in zip(inside, starts, strict=True):
+            found[row] = (end + start, stride)
+        end = _round_up(end + stride * page_size)
     return found, end
+
+
+def _side_by_side(rows: tuple[_Row, ...]) -> tuple[list[int], int]:
+    """Return where rows of one slot begin in their block, and the slot's bytes."""
+    if len(rows) == 1:
+        return [0], rows[0].padded_nbytes
+    sizes = [_round_up(row.padded_nbytes) for row in rows]
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return ends[:-1], ends[-1]
 
 
 def _round_up(nbytes: int) -> int:

@@ -11,6 +11,7 @@ bytes a token costs is a sum over fields: there is no second formula.
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +20,7 @@ from kvmem import errors
 from kvmem.geometry import facts
 from kvmem.geometry.rope import Rope
 
-__all__ = ["DTYPES", "Field", "LayerSpec", "np_dtype"]
+__all__ = ["DTYPES", "KINDS", "Field", "LayerSpec", "Part", "np_dtype"]
 
 DTYPES = {
     "float32": np.dtype(np.float32),
@@ -49,6 +50,12 @@ class Field:
 
     `heads == 0` marks a replicated field: one row a token, the same on every rank.
 
+    Args:
+        is_scale: the rows are scales of the rows before them; a page keeps them at
+            their own width, without padding from slot to slot.
+        stored_nbytes: bytes that a row takes in a page, where kernels need it wider
+            than it means; records carry `head_nbytes` alone.
+
     Raises:
         ConfigError: no dtype, or a width that is none of it.
     """
@@ -58,9 +65,20 @@ class Field:
     heads: int
     head_nbytes: int
     dtype: str
+    is_scale: bool = False
+    stored_nbytes: int | None = None
 
     def __post_init__(self):
         item = np_dtype(self.dtype).itemsize
+        if self.stored_nbytes is not None and self.stored_nbytes < self.head_nbytes:
+            raise errors.ConfigError(
+                errors.say(
+                    f"field {self.name!r} of layer {self.layer!r}: rows of "
+                    f"{self.head_nbytes} bytes stored in {self.stored_nbytes}",
+                    "a page keeps every byte of a row",
+                    f"Store at least {self.head_nbytes} bytes",
+                )
+            )
         if self.heads < 0 or self.head_nbytes < 1 or self.head_nbytes % item:
             raise errors.ConfigError(
                 errors.say(
@@ -81,21 +99,44 @@ class Field:
         """Bytes of one token in the whole model, every head once."""
         return self.rows * self.head_nbytes
 
+    @property
+    def row_nbytes(self) -> int:
+        """Bytes that a row takes in a page: its own, or the wider ones declared."""
+        return self.stored_nbytes or self.head_nbytes
+
+
+class Part(NamedTuple):
+    """A field of a layer that is not plain keys and values: rows of elements."""
+
+    name: str
+    heads: int  # 0: one row, the same on every rank
+    elements: int
+    dtype: str
+    is_scale: bool = False
+
+
+KINDS = ("gqa", "mla", "indexer", "state")
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerSpec:
-    """What one layer keeps of a token.
+    """What one layer keeps of a token, or of a whole sequence.
 
     Args:
         name: the layer's name, unique in the model.
         index: its numeric place; records and pages are ordered by it.
-        kind: "gqa" (keys and values a head).
+        kind: "gqa" (keys and values a head), "mla" (one latent row a token), "indexer"
+            (keys that select tokens for the latent of the same index) or "state" (one
+            recurrent state a sequence).
         kv_heads, head_dim, v_head_dim: heads and elements a row (v_head_dim None:
             equal).
         dtype: a key of `DTYPES`.
         rope: how keys were rotated before they were stored; None: not rotated.
         window, sinks: sliding window and kept first tokens; None: full attention.
         scale: softmax scale when it is not head_dim ** -0.5.
+        parts: the fields of a kind other than "gqa"; see `kvmem.geometry.kinds`.
+        shares: name of the layer whose cache this one reads; it keeps none itself.
+        stored_head_dim: elements that a row takes in a page, if more than head_dim.
 
     Raises:
         ConfigError: a kind or width that no field can be made of.
@@ -112,16 +153,21 @@ class LayerSpec:
     window: int | None = None
     sinks: int = 0
     scale: float | None = None
+    parts: tuple[Part, ...] = ()
+    shares: str | None = None
+    stored_head_dim: int | None = None
 
     def __post_init__(self):
         facts.require_hashable(self)
         np_dtype(self.dtype)
-        if self.kind != "gqa":
+        if self.kind not in KINDS or (self.kind == "gqa") == bool(self.parts):
             raise errors.ConfigError(
                 errors.say(
-                    f"layer {self.name!r} of kind {self.kind!r}",
-                    "this version keeps grouped-head keys and values only",
-                    "Use kind 'gqa'",
+                    f"layer {self.name!r} of kind {self.kind!r} with "
+                    f"{len(self.parts)} declared parts",
+                    f"a kind is one of {', '.join(KINDS)}, and all but 'gqa' declare "
+                    "the parts they keep",
+                    "Use a constructor of kvmem.geometry.kinds",
                 )
             )
         for what in ("kv_heads", "head_dim", "value_dim"):
@@ -147,9 +193,27 @@ class LayerSpec:
     @functools.cached_property
     def fields(self) -> tuple[Field, ...]:
         """The stored rows of this layer in declared order."""
+        if self.shares is not None:
+            return ()
+        if self.parts:
+            return tuple(self._field(part) for part in self.parts)
+        stored = self.stored_head_dim
+        rows = (("k", self.head_dim), ("v", self.value_dim))
         item = np_dtype(self.dtype).itemsize
-        heads = self.kv_heads
-        return (
-            Field(self.name, "k", heads, self.head_dim * item, self.dtype),
-            Field(self.name, "v", heads, self.value_dim * item, self.dtype),
+        return tuple(
+            Field(
+                self.name,
+                name,
+                self.kv_heads,
+                width * item,
+                self.dtype,
+                stored_nbytes=None if stored is None else stored * item,
+            )
+            for name, width in rows
+        )
+
+    def _field(self, part: Part) -> Field:
+        nbytes = part.elements * np_dtype(part.dtype).itemsize
+        return Field(
+            self.name, part.name, part.heads, nbytes, part.dtype, part.is_scale
         )

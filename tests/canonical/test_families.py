@@ -12,7 +12,7 @@ import pytest
 
 from kvmem import canonical
 from kvmem.canonical.mapping import RECORD
-from kvmem.geometry import Field, LifecycleGroup, Topology
+from kvmem.geometry import Field, Lifecycle, LifecycleGroup, Topology
 
 FAMILIES = ["token_major", "split_hnd", "packed_nhd", "packed_hnd"]
 SHARD_DIGESTS = {  # S(2048), 2 heads, TP 4, DCP 2: ranks 0..3
@@ -40,7 +40,7 @@ class Latent:
 @pytest.fixture
 def latent():
     field = Field("latent", "row", heads=0, head_nbytes=64, dtype="float8_e4m3fn")
-    return LifecycleGroup("full", "target", "full", (Latent((field,)),), 4)
+    return LifecycleGroup("full", "target", Lifecycle("full"), (Latent((field,)),), 4)
 
 
 def fragments(runs):
@@ -82,11 +82,11 @@ def test_replicas_hold_one_page_and_share_its_writing(build, oracle):
     pages = pages_of(build, whole, group, Topology(4), "token_major", "token_major")
     assert pages[0] == pages[1] != pages[2] == pages[3]
     plan = canonical.plan(group, Topology(4), "token_major")
-    written = [sum(run.total_nbytes for run in runs) for runs in plan.writers]
+    written = [sum(run.total_nbytes for run in runs) for runs in plan.writers()]
     assert written == [256] * 4  # half of a page of 512 bytes each
     gathered = bytearray(1024)
     records = oracle.stream(1024).tobytes()
-    for rank, runs in enumerate(plan.writers):
+    for rank, runs in enumerate(plan.writers()):
         page = bytearray(512)
         build.scatter(plan.runs[rank], records, page)
         build.gather(runs, bytes(page), gathered)
@@ -99,7 +99,7 @@ def test_a_replicated_row_stands_once_and_is_whole_on_every_rank(latent):
         assert fragments(runs) == [(0, 0, 256)]
     plan = canonical.plan(latent, Topology(2))
     assert plan.record_nbytes == 64
-    written = [sum(run.total_nbytes for run in runs) for runs in plan.writers]
+    written = [sum(run.total_nbytes for run in runs) for runs in plan.writers()]
     assert written == [128, 128]
 
 
@@ -208,7 +208,7 @@ def test_replicated_and_sharded_rows_are_equally_long_at_every_tp(build, oracle)
     indexer = Field("a.indexer", "row", 0, 132, "float8_e4m3fn")
     heads = build.group(heads=4).layers[0]
     layers = (Latent((latent, indexer), "a", 0), dataclasses.replace(heads, index=1))
-    group = LifecycleGroup("full", "target", "full", layers, 4)
+    group = LifecycleGroup("full", "target", Lifecycle("full"), layers, 4)
     plans = [canonical.plan(group, Topology(tp)) for tp in (1, 2, 4)]
     assert {plan.record_nbytes for plan in plans} == {576 + 132 + 4 * 2 * 64}
     whole = oracle.stream(4 * plans[0].record_nbytes).tobytes()
@@ -217,5 +217,5 @@ def test_replicated_and_sharded_rows_are_equally_long_at_every_tp(build, oracle)
         for rank, runs in enumerate(plan.runs):
             page = bytearray(plan.page_nbytes)
             build.scatter(runs, whole, page)
-            build.gather(plan.writers[rank], bytes(page), gathered)
+            build.gather(plan.writers()[rank], bytes(page), gathered)
         assert gathered == whole

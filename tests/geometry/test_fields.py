@@ -8,6 +8,7 @@ import pytest
 from kvmem import errors
 from kvmem.geometry import (
     LayerSpec,
+    Lifecycle,
     LifecycleGroup,
     Rope,
     Topology,
@@ -41,7 +42,7 @@ def test_a_dtype_name_decides_the_width(dtype, width):
     ("change", "phrase"),
     [
         ({"dtype": "int4"}, "known width"),
-        ({"kind": "mla"}, "grouped-head"),
+        ({"kind": "mla"}, "declare the parts"),
         ({"heads": 0}, "positive width"),
     ],
 )
@@ -62,7 +63,7 @@ def test_a_fact_that_cannot_be_hashed_is_refused_when_it_is_made():
     with pytest.raises(errors.ConfigError, match="LayerSpec with a value of"):
         spec(scale=np.ones(3))
     with pytest.raises(errors.ConfigError, match="LifecycleGroup with a value of"):
-        LifecycleGroup("full", "target", "full", [spec()], 16)
+        LifecycleGroup("full", "target", Lifecycle("full"), [spec()], 16)
 
 
 def test_a_record_holds_every_head_of_every_layer_once():
@@ -84,7 +85,6 @@ def test_layers_are_ordered_by_their_index():
     [
         ([], errors.ConfigError, "at least one layer"),
         ([spec(0), spec(0)], errors.ConfigError, "more than once"),
-        ([spec(0, window=8)], errors.IncompatiblePlan, "full attention only"),
     ],
 )
 def test_layers_that_make_no_group_are_refused(layers, error, phrase):
