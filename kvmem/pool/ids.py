@@ -14,7 +14,7 @@ import numpy as np
 from kvmem import errors
 from kvmem.pool import dispatch
 
-__all__ = ["as_host_ids", "as_ids"]
+__all__ = ["as_host_ids", "as_ids", "require_one_part"]
 
 _INT32 = np.iinfo(np.int32)
 
@@ -65,6 +65,23 @@ def as_host_ids(values: np.typing.ArrayLike, name: str) -> np.ndarray:
             )
         )
     return array.astype(np.int32)
+
+
+def require_one_part(extent: int, group: int) -> None:
+    """Refuse one physical page for a virtual page that has several.
+
+    Raises:
+        IncompatiblePlan: an extent above 1.
+    """
+    if extent > 1:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"one physical page for a virtual page of group {group}",
+                f"an envelope of this group is cut into {extent} parts, each in a page "
+                "of its own",
+                "Use translate_parts, which gives them all",
+            )
+        )
 
 
 def _not_int32(name: str, dtype: np.dtype) -> errors.InvalidId:

@@ -1,19 +1,20 @@
-"""Whole pages inside one pool: zeroed, or copied, on all ranks at once.
+"""Whole pages inside one pool: zeroed, moved or copied, on all ranks at once.
 
-The law: both touch the pages they are told and no others, in place, at a cost that
-does not know the size of the pool. A list names pages by id; null or any other id
-outside [0, P) names nothing.
+The law: each touches the pages it is told and no others, in place, at a cost that does
+not know the size of the pool. A page id is only ever an index along the page axis, so
+nothing here wraps, however many bytes the pool has.
 
 Pages are cleared one by one in a loop, not by a scatter of zeros: XLA's CPU scatter
 builds the zeros first and reaches a tenth of memset (1.6 against 21 GB/s at 256 KiB).
-Copies read every source before the first write, so lists may overlap.
+`move` takes one page after the other and holds one at a time; `copy` reads every source
+before the first write, so its lists may overlap, and may name null.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["copy", "zero"]
+__all__ = ["copy", "move", "zero"]
 
 
 def zero(pages: jax.Array, stack: jax.Array, start: jax.Array, count: jax.Array):
@@ -30,6 +31,22 @@ def zero(pages: jax.Array, stack: jax.Array, start: jax.Array, count: jax.Array)
         return lax.dynamic_update_slice_in_dim(pages, row, page, axis=1)
 
     return lax.fori_loop(0, count, clear, pages)
+
+
+def move(
+    pages: jax.Array, sources: jax.Array, destinations: jax.Array, count: jax.Array
+) -> jax.Array:
+    """Return `pages` with page `destinations[i]` as `sources[i]` was, for i < count.
+
+    To be called inside jit. Args: pages u8[R, P, E], ids of [0, P) in the first `count`
+    places of both lists; no page is in both.
+    """
+
+    def place(i: jax.Array, pages: jax.Array) -> jax.Array:
+        row = lax.dynamic_slice_in_dim(pages, sources[i], 1, axis=1)
+        return lax.dynamic_update_slice_in_dim(pages, row, destinations[i], axis=1)
+
+    return lax.fori_loop(0, count, place, pages)
 
 
 def copy(pages: jax.Array, sources: jax.Array, destinations: jax.Array) -> jax.Array:

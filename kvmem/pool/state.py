@@ -4,9 +4,13 @@ Letters: R ranks, P physical pages, E bytes of a page, V virtual pages of a grou
 parts of a virtual page (1 unless an envelope spans several pages).
 
 The law: a page is either on the free stack or owned by exactly one virtual page, never
-both; `p2v` and the groups' `v2p` are mutual inverses. A virtual page is mapped exactly
-while it has references. Stacks pop at the top: the free ids are `free[:num_free]`, next
-is `free[num_free - 1]`; what lies above is stale. Null is one past the end.
+both; `p2v` and the groups' `v2p` are mutual inverses. A virtual page is mapped, in all
+its parts, exactly while it has references. Stacks pop at the top: the free ids are
+`free[:num_free]`, next is `free[num_free - 1]`; what lies above is stale. Null is one
+past the end.
+
+Any group may take any page: a pool is split between groups by nothing but what they
+hold. Pools of their own are the same type, once a group.
 
     pool = init(num_pages=1024, page_nbytes=4096, ranks=3, poison=True)
     pool, vpages, ok = handout(pool, 0, want=[2, 1], max_pages=4)
@@ -39,7 +43,7 @@ class GroupBooks:
 
     v2p: jax.Array  # i32[V, K] physical pages, null_page where unmapped
     refs: jax.Array  # i32[V] holders of a virtual page, 0 exactly where unmapped
-    pins: jax.Array  # i32[V] moves in flight that still read the page
+    pins: jax.Array  # i32[V] readers and writers in flight, for whom the page stays put
     vfree: jax.Array  # i32[V] stack of free virtual pages
     num_vfree: jax.Array  # i32[]
 
@@ -47,6 +51,11 @@ class GroupBooks:
     def num_vpages(self) -> int:
         """Virtual pages of the group, V."""
         return self.refs.shape[0]
+
+    @property
+    def extent(self) -> int:
+        """Physical pages of one virtual page, K."""
+        return self.v2p.shape[1]
 
     @property
     def null_vpage(self) -> int:
@@ -97,6 +106,7 @@ def init(
     ranks: int = 1,
     *,
     num_vpages: tuple[int, ...] | None = None,
+    extents: tuple[int, ...] | None = None,
     poison: bool = False,
     sharding: NamedSharding | None = None,
 ) -> Pool:
@@ -107,21 +117,24 @@ def init(
         page_nbytes: bytes of a page on one rank, E.
         ranks: ranks, R; the first axis of the pages, always present.
         num_vpages: virtual pages of each group; one group of P when None.
+        extents: physical pages of one virtual page of each group; 1 when None.
         poison: fill with NaN bytes, so that a read of what nobody wrote shows.
         sharding: how to lay u8[R, P, E] over a mesh; only axis 0 may be cut. The books
             are replicated over the same mesh.
 
     Raises:
-        ConfigError: a size below 1, one that int32 ids cannot address, or a sharding
-            that cuts pages or bytes.
+        ConfigError: a size below 1, one that int32 ids cannot address, not one extent
+            a group, or a sharding that cuts pages or bytes.
     """
     num_vpages = (num_pages,) if num_vpages is None else tuple(num_vpages)
-    _require_sizes(num_pages, page_nbytes, ranks, num_vpages)
+    extents = (1,) * len(num_vpages) if extents is None else tuple(extents)
+    _require_sizes(num_pages, page_nbytes, ranks, num_vpages, extents)
     _require_rank_axis(sharding)
+    sizes = tuple(zip(num_vpages, extents, strict=True))
 
     def build() -> Pool:
         fill = POISON if poison else 0
-        books = tuple(_empty_books(count, num_pages) for count in num_vpages)
+        books = tuple(_empty_books(num_pages, *size) for size in sizes)
         owner = jnp.array([[len(num_vpages), max(num_vpages)]], jnp.int32)
         return Pool(
             pages=jnp.full((ranks, num_pages, page_nbytes), fill, jnp.uint8),
@@ -171,9 +184,9 @@ def _full_stack(count: int) -> jax.Array:
     return jnp.arange(count - 1, -1, -1, dtype=jnp.int32)
 
 
-def _empty_books(num_vpages: int, num_pages: int) -> GroupBooks:
+def _empty_books(num_pages: int, num_vpages: int, extent: int) -> GroupBooks:
     return GroupBooks(
-        v2p=jnp.full((num_vpages, 1), num_pages, jnp.int32),
+        v2p=jnp.full((num_vpages, extent), num_pages, jnp.int32),
         refs=jnp.zeros(num_vpages, jnp.int32),
         pins=jnp.zeros(num_vpages, jnp.int32),
         vfree=_full_stack(num_vpages),
@@ -214,10 +227,23 @@ def _require_rank_axis(sharding: NamedSharding | None) -> None:
 
 
 def _require_sizes(
-    num_pages: int, page_nbytes: int, ranks: int, num_vpages: tuple[int, ...]
+    num_pages: int,
+    page_nbytes: int,
+    ranks: int,
+    num_vpages: tuple[int, ...],
+    extents: tuple[int, ...],
 ) -> None:
+    if len(extents) != len(num_vpages):
+        raise errors.ConfigError(
+            errors.say(
+                f"{len(extents)} extents for {len(num_vpages)} groups",
+                "each group says in how many pages one of its envelopes lies",
+                "Give one extent a group, 1 where an envelope fits a page",
+            )
+        )
     sizes = {"num_pages": num_pages, "page_nbytes": page_nbytes, "ranks": ranks}
     sizes |= {f"num_vpages[{i}]": count for i, count in enumerate(num_vpages)}
+    sizes |= {f"extents[{i}]": extent for i, extent in enumerate(extents)}
     wrong = [f"{name}={n}" for name, n in sizes.items() if not 1 <= n < _INT32_MAX]
     if wrong or not num_vpages:
         raise errors.ConfigError(
