@@ -1,15 +1,16 @@
 """The canonical form: what every topology calls the same byte.
 
-Token records, derived from envelopes: mapping (one page of one rank), plan (all ranks
-and their elected writers), compose (one side's pages into another's), judge (is it the
-right bijection?), format (what the bytes mean, as an id). Pure numpy, no jax: this room
-is arithmetic on byte addresses.
+Token records, derived from envelopes: mapping (one page of one rank), plan (all ranks),
+elect (which of them writes a byte), compose (one side's pages into another's), judge
+(is it the right bijection?), format (what the bytes mean, as an id). Pure numpy, no
+jax: this room is arithmetic on byte addresses.
 
 The law: the records of tokens [a, c) are those of [a, b) followed by those of [b, c),
 and nothing in them depends on topology, page size or page order.
 """
 
 from kvmem.canonical.compose import Copy, compose
+from kvmem.canonical.elect import Turn
 from kvmem.canonical.format import FORMAT_VERSION, format_fields, format_id
 from kvmem.canonical.grid import RunGrid, grids
 from kvmem.canonical.judge import Objection, judge
@@ -24,6 +25,7 @@ __all__ = [
     "CopyRun",
     "Objection",
     "RunGrid",
+    "Turn",
     "canonical_envelope",
     "check",
     "compose",

@@ -80,13 +80,16 @@ class _Origin(NamedTuple):
 def _origin(plan: CopyPlan, unit: int, num_tokens: int) -> _Origin:
     """Look up the elected writer of every unit."""
     page_units = plan.page_tokens * plan.record_nbytes // unit
-    ranks, units = np.zeros((2, page_units), np.int64)
-    for rank, runs in enumerate(plan.writers):
-        local, canonical = expand(runs, unit, plan.envelope(rank).plane_starts)
-        ranks[canonical], units[canonical] = rank, local
+    turns = plan.turns(max(1, -(-num_tokens // plan.page_tokens)))
+    ranks, units = np.zeros((2, len(turns), page_units), np.int64)
+    for i, turn in enumerate(turns):
+        for rank, runs in enumerate(plan.writers(turn)):
+            local, canonical = expand(runs, unit, plan.envelope(rank).plane_starts)
+            ranks[i, canonical], units[i, canonical] = rank, local
     wanted = np.arange(num_tokens * plan.record_nbytes // unit)
-    inside = wanted % page_units
-    return _Origin(ranks[inside], wanted // page_units, units[inside])
+    page, inside = np.divmod(wanted, page_units)
+    at = page % len(turns), inside
+    return _Origin(ranks[at], page, units[at])
 
 
 def _moves(

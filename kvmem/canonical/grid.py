@@ -4,7 +4,7 @@ A head-major page of thirty layers has ninety runs a rank, all alike; as one gri
 are one numpy copy. `grids` finds the lattices in any list of runs, so no page order is
 a special case.
 
-    grids(plan.writers[0], plan.record_nbytes)
+    grids(plan.writers()[0], plan.record_nbytes)
     # (RunGrid(corner=CopyRun(...), counts=(30, 2), local_steps=..., ...),)
 """
 

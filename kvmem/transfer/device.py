@@ -46,14 +46,15 @@ def export_pages(
     page_ids: np.ndarray,
     plan: CopyPlan,
     window: Window,
-    who: Who = "writers",
+    rank: int | None = None,
 ) -> np.ndarray:
-    """Return u8[num_tokens, record] of the elected writers, or of one rank.
+    """Return u8[num_tokens, record] of the elected writers, or of `rank` alone.
 
     Bytes that nobody of them holds are zero.
     """
     facts = _facts(pages, plan)
-    table = _table(plan, who, facts, to_records=True)
+    turns = plan.turns(len(window.pages)) if rank is None else (rank,)
+    table = _table(plan, turns, facts, to_records=True)
     padded = _export(pages, _bucket(page_ids, window, facts.num_pages), table, facts)
     first = window.first_token - window.pages.start * window.page_tokens
     return np.asarray(padded)[first : first + window.num_tokens]
@@ -68,7 +69,7 @@ def import_pages(
 ) -> Pages:
     """Return pages whose every holder holds the records. Donates `pages`."""
     facts = _facts(pages, plan)
-    table = _table(plan, "holders", facts, to_records=False)
+    table = _table(plan, ("holders",), facts, to_records=False)
     ids = _bucket(page_ids, window, facts.num_pages)
     first = window.first_token - window.pages.start * window.page_tokens
     padded = np.zeros((len(ids) * window.page_tokens, records.shape[1]), np.uint8)
@@ -116,19 +117,33 @@ def _over_ranks(sharding: Sharding) -> NamedSharding | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _table(plan: CopyPlan, who: Who, facts: _Facts, to_records: bool) -> jax.Array:
-    """Return i32[R, units]: where each unit of the target side comes from, or null."""
+def _table(
+    plan: CopyPlan, turns: tuple[Who, ...], facts: _Facts, to_records: bool
+) -> jax.Array:
+    """Return i32[R, W, units]: where a unit of the target comes from, turn by turn.
+
+    One past the end of the source where it comes from nowhere.
+    """
     unit = plan.unit_nbytes
     local_units = plan.page_nbytes // unit
     canonical_units = plan.page_tokens * plan.record_nbytes // unit
-    tables = []
-    for runs in plan.lists(who):
-        local, canonical = plan.units_of(runs)
-        if to_records:
-            tables.append(index(canonical, local, canonical_units, local_units))
-        else:
-            tables.append(index(local, canonical, local_units, canonical_units))
-    return jax.device_put(np.stack(tables), facts.over_ranks)
+    tables = np.empty(
+        (
+            plan.topology.ranks,
+            len(turns),
+            canonical_units if to_records else local_units,
+        ),
+        np.int32,
+    )
+    for turn, who in enumerate(turns):
+        for rank, runs in enumerate(plan.lists(who)):
+            local, canonical = plan.units_of(runs)
+            if to_records:
+                found = index(canonical, local, canonical_units, local_units)
+            else:
+                found = index(local, canonical, local_units, canonical_units)
+            tables[rank, turn] = found
+    return jax.device_put(tables, facts.over_ranks)
 
 
 def _map_ranks(body: Callable, facts: _Facts, in_ranks: str, out_ranks: bool):
@@ -146,20 +161,29 @@ def _map_ranks(body: Callable, facts: _Facts, in_ranks: str, out_ranks: bool):
 
 @functools.partial(jax.jit, static_argnames="facts")
 def _export(pages: Pages, ids: jax.Array, table: jax.Array, facts: _Facts) -> jax.Array:
-    def body(pages, ids, table):  # u8[r, P, E] or a tuple, i32[n], i32[r, C]
+    def body(pages, ids, table):  # u8[r, P, E] or a tuple, i32[n], i32[r, W, C]
         rows = _joined(_gather(pages, ids, facts), facts)
         words = _words(rows, facts.unit_nbytes)  # [r, n, U, w]
         ranks, n, units, width = words.shape
         # Each canonical unit has one writer: its place in the ranks' units end to end.
-        base = units * jnp.arange(ranks, dtype=jnp.int32)[:, None]
+        base = units * jnp.arange(ranks, dtype=jnp.int32)[:, None, None]
         place = jnp.where(table < units, table + base, ranks * units).min(axis=0)
         lined_up = jnp.moveaxis(words, 0, 1).reshape(n, ranks * units, width)
-        records = jnp.take(lined_up, place, axis=1, mode="fill", fill_value=0)
+        records = _dealt(lined_up, place)
         if facts.over_ranks is not None:
             records = jax.lax.psum(records, facts.over_ranks.spec[0])
         return _bytes(records).reshape(n * facts.page_tokens, -1)
 
     return _map_ranks(body, facts, "r.r", out_ranks=False)(pages, ids, table)
+
+
+def _dealt(lined_up: jax.Array, place: jax.Array) -> jax.Array:
+    """Take units [n, C, w] out of [n, U, w]: page i by the places of turn i % W."""
+    take = functools.partial(jnp.take, mode="fill", fill_value=0)
+    if place.shape[0] == 1:
+        return take(lined_up, place[0], axis=1)
+    turn = jnp.arange(lined_up.shape[0], dtype=jnp.int32) % place.shape[0]
+    return jax.vmap(functools.partial(take, axis=0))(lined_up, place[turn])
 
 
 @functools.lru_cache(maxsize=64)
@@ -176,7 +200,8 @@ def _import(
     table: jax.Array,
     facts: _Facts,
 ) -> Pages:
-    def body(pages, ids, records, bounds, table):  # table: i32[r, U]
+    def body(pages, ids, records, bounds, table):  # table: i32[r, 1, U]
+        table = table[:, 0]
         rows = _gather(pages, ids, facts)  # u8[r, n, E] a plane
         old = _words(_joined(rows, facts), facts.unit_nbytes)  # [r, n, U, w]
         source = _words(records.reshape(ids.size, -1), facts.unit_nbytes)  # [n, C, w]

@@ -43,24 +43,29 @@ def export_pages(
     window: Window,
     records: np.ndarray,
     threads: int = 1,
-    who: Who = "writers",
+    rank: int | None = None,
 ) -> None:
-    """Copy the bytes of the elected writers, or of one rank, out of pages.
+    """Copy the bytes of the elected writers, or those of `rank`, out of pages.
 
     Args:
         pages: u8[R, P, E] in this process's memory, or an array a plane.
         page_ids: i64[M], physical pages by table position.
         records: u8[num_tokens, record], C-contiguous; bytes not moved are kept.
     """
-    arrays, lanes = listed(pages), []
+    arrays = listed(pages)
+    turns: tuple[Who, ...] = (rank,)
+    if rank is None:
+        turns = plan.turns(len(window.pages))[: len(window.pages)]
+    dealt: list[list[_Lane]] = [[] for _ in turns]
     for plane, part in enumerate(parts(pages, plan)):
         shards = {}
         for shard in arrays[part.array].addressable_shards:
             shards[shard.index] = shard  # equal copies of the same ranks: any of them
         for index, shard in shards.items():
             memory = np.asarray(shard.data)  # waits for it
-            lanes += _lanes(memory, index, plan, who, plane, part)
-    _move(lanes, page_ids, window, records, threads, _to_records)
+            for lanes, who in zip(dealt, turns, strict=True):
+                lanes += _lanes(memory, index, plan, who, plane, part)
+    _move(dealt, page_ids, window, records, threads, _to_records)
 
 
 def import_pages(
@@ -80,7 +85,7 @@ def import_pages(
         for shard in arrays[part.array].addressable_shards:
             memory = _writable(shard.data)
             lanes += _lanes(memory, shard.index, plan, "holders", plane, part)
-    _move(lanes, page_ids, window, records, threads, _to_pages)
+    _move([lanes], page_ids, window, records, threads, _to_pages)
     return as_given(arrays, pages)
 
 
@@ -154,28 +159,32 @@ def _grids(
 
 
 def _move(
-    lanes: Sequence[_Lane],
+    dealt: Sequence[Sequence[_Lane]],
     page_ids: np.ndarray,
     window: Window,
     records: np.ndarray,
     threads: int,
     copy: Copy,
 ) -> None:
+    """Copy every page of the window: page i by the lanes of turn i % len(dealt)."""
     for k in window.cut_pages:
-        for lane in lanes:
+        for lane in dealt[(k - window.pages.start) % len(dealt)]:
             for local, record in _cut(lane, int(page_ids[k]), k, window, records):
                 copy(local, record)
     whole = window.whole_pages
     if not whole:
         return
     ids = page_ids[whole.start : whole.stop].tolist()
-    last = max(ids)
-    views = [(_pages(lane, last), _records(lane, window, records)) for lane in lanes]
+    last, turn = max(ids), whole.start - window.pages.start
+    views = [
+        [(_pages(lane, last), _records(lane, window, records)) for lane in lanes]
+        for lanes in dealt
+    ]
 
     def move_some(some: range) -> None:
         for i in some:
             page = ids[i]
-            for local, record in views:
+            for local, record in views[(turn + i) % len(views)]:
                 copy(local[page], record[i])
 
     if threads == 1:

@@ -120,9 +120,9 @@ def _verify(chosen, pages, ids, plan, window, records) -> None:
     seen = np.empty_like(records)
     for rank in plan.replicated:
         if chosen == "device":
-            seen[...] = device.export_pages(pages, ids, plan, window, who=rank)
+            seen[...] = device.export_pages(pages, ids, plan, window, rank=rank)
         else:
-            host.export_pages(pages, ids, plan, window, seen, who=rank)
+            host.export_pages(pages, ids, plan, window, seen, rank=rank)
         merged = np.where(_held(plan, rank, window), seen, records)
         objections = judge(records, merged, plan.group, window.first_token)
         if objections:

@@ -117,3 +117,25 @@ def test_plans_of_two_models_are_refused(build):
     with pytest.raises(errors.FormatMismatch, match="plans of one format") as refusal:
         canonical.compose(a, b, num_tokens=8)
     assert "Make both plans from one model's group" in str(refusal.value)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 5, 7, 9])
+def test_holders_take_turns_as_sources(build, oracle, num_tokens):
+    group = build.group(1, 2, dim=8, v_head_dim=4, page_size=1)
+    source = canonical.plan(group, Topology(10), "packed_hnd")
+    whole = canonical.plan(group, Topology(1), "slot_major", page_size=16)
+    assert source.period == 5
+    pages = side_pages(oracle, source, 16)
+    expected = side_pages(oracle, whole, 16)
+    made, read = np.zeros_like(expected), collections.Counter()
+    for c in canonical.compose(source, whole, num_tokens):
+        end = c.source_offset + c.nbytes
+        made[c.rank, c.page, c.offset : c.offset + c.nbytes] = pages[
+            c.source_rank, c.source_page, c.source_offset : end
+        ]
+        read[c.source_rank] += c.nbytes
+    held = whole.envelope(0).entries[0].slot_stride * num_tokens
+    assert np.array_equal(made[0, 0, :held], expected[0, 0, :held])
+    for holders in (range(5), range(5, 10)):
+        alike = [read[rank] for rank in holders]
+        assert max(alike) - min(alike) <= 8 * 4

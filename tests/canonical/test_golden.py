@@ -43,7 +43,7 @@ def test_records_are_the_golden_bytes(build, oracle, golden, group, tp, dcp, ord
     logical, records = oracle.logical(group, 8), b""
     for number in range(8 // plan.page_tokens):
         gathered = bytearray(plan.page_tokens * plan.record_nbytes)
-        for rank, runs in enumerate(plan.writers):
+        for rank, runs in enumerate(plan.writers()):
             page = oracle.page(group, logical, plan.topology, rank, order, number)
             build.gather(runs, page, gathered)
         records += gathered

@@ -38,7 +38,7 @@ def cells(grid):
 def test_grids_cover_each_run_once(build, order, topology, dim):
     group = build.group(5, 3, dim=dim, v_head_dim=8, page_size=4)
     plan = canonical.plan(group, topology, order)
-    for runs in (*plan.runs, *plan.writers):
+    for runs in (*plan.runs, *plan.writers()):
         found = grids(runs, plan.record_nbytes)
         covered = [run for grid in found for run in cells(grid)]
         assert sorted(covered, key=str) == sorted(runs, key=str)
@@ -48,10 +48,10 @@ def test_grids_cover_each_run_once(build, order, topology, dim):
 @pytest.mark.parametrize("tp", [1, 3, 9])
 def test_a_page_of_equal_layers_is_one_copy_a_rank(build, order, tp):
     plan = canonical.plan(build.group(30, 3, dim=64, page_size=16), Topology(tp), order)
-    assert {len(grids(r, plan.record_nbytes)) for r in plan.writers} == {1}
+    assert {len(grids(r, plan.record_nbytes)) for r in plan.writers()} == {1}
 
 
-@pytest.mark.parametrize("tp, who", [(3, "writers"), (9, "holders")])
+@pytest.mark.parametrize("tp, who", [(3, canonical.Turn()), (9, "holders")])
 def test_ranks_that_lie_one_after_another_are_one_copy(build, tp, who):
     plan = canonical.plan(build.group(30, 3, dim=64, page_size=16), Topology(tp))
     moved = [

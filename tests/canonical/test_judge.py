@@ -13,7 +13,7 @@ from kvmem.geometry.envelope import ORDERS
 def exported(build, oracle, plan, logical):
     """Return the records that a plan's writers make of independently made pages."""
     records = bytearray(plan.page_tokens * plan.record_nbytes)
-    for rank, runs in enumerate(plan.writers):
+    for rank, runs in enumerate(plan.writers()):
         page = oracle.page(plan.group, logical, plan.topology, rank, plan.order)
         build.gather(runs, page, records)
     return np.frombuffer(bytes(records), np.uint8).reshape(plan.page_tokens, -1)
@@ -21,11 +21,7 @@ def exported(build, oracle, plan, logical):
 
 def rotated(plan):
     """Rank r uses the runs of shard r + 1."""
-    return dataclasses.replace(
-        plan,
-        runs=(*plan.runs[1:], plan.runs[0]),
-        writers=(*plan.writers[1:], plan.writers[0]),
-    )
+    return dataclasses.replace(plan, held=(*plan.held[1:], plan.held[0]))
 
 
 def reversed_page(plan):
@@ -37,12 +33,8 @@ def reversed_page(plan):
             run, local_offset=last, local_stride=-run.local_stride
         )
 
-    def turn_all(lists):
-        return tuple(tuple(map(turn, runs)) for runs in lists)
-
-    return dataclasses.replace(
-        plan, runs=turn_all(plan.runs), writers=turn_all(plan.writers)
-    )
+    held = tuple(tuple(map(turn, runs)) for runs in plan.held)
+    return dataclasses.replace(plan, held=held)
 
 
 @pytest.fixture(params=sorted(ORDERS))

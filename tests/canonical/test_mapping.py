@@ -128,7 +128,7 @@ def test_the_golden_bytes_hold_for_token_records(build, oracle, tp):
     for rank in range(tp):
         page = bytearray(4096 // tp)
         build.scatter(plan.runs[rank], whole, page)
-        build.gather(plan.writers[rank], bytes(page), gathered)
+        build.gather(plan.writers()[rank], bytes(page), gathered)
         digests.append(build.digest(page))
     assert digests == DIGESTS["packed NHD", tp].split()
     assert len(set(digests)) == tp
@@ -175,7 +175,7 @@ def test_a_page_sliced_from_the_model_becomes_its_records(
     for rank in range(topology.ranks):
         page = oracle.page(group, logical, topology, rank, order)
         assert len(page) == plan.page_nbytes
-        build.gather(plan.writers[rank], page, gathered)
+        build.gather(plan.writers()[rank], page, gathered)
         seen = bytearray(expected.size)
         build.gather(plan.runs[rank], page, seen)
         mine = np.frombuffer(bytes(seen), np.uint8).reshape(expected.shape)
@@ -193,7 +193,7 @@ def records_of(build, oracle, logical, topology, page_size):
             page = oracle.page(
                 plan.group, logical, topology, rank, "token_major", number
             )
-            build.gather(plan.writers[rank], page, gathered)
+            build.gather(plan.writers()[rank], page, gathered)
         yield bytes(gathered)
 
 

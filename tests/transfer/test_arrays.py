@@ -1,5 +1,7 @@
 """Pools of several arrays: every plane sliced by itself, moved by both executors."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -181,7 +183,7 @@ def test_a_page_outside_of_every_array_is_refused(side):
 
 def test_a_run_that_leaves_its_plane_is_refused(side):
     plan = side.plan
-    first, *rest = plan.runs[0]
+    first, *rest = plan.held[0]
     starts = plan.envelope(0).plane_starts
     moved = canonical.CopyRun(
         first.local_offset + starts[1],
@@ -192,10 +194,4 @@ def test_a_run_that_leaves_its_plane_is_refused(side):
         first.count,
     )
     with pytest.raises(errors.IncompatiblePlan, match="outside of its planes"):
-        canonical.CopyPlan(
-            plan.group,
-            plan.topology,
-            plan.order,
-            ((moved, *rest), *plan.runs[1:]),
-            plan.writers,
-        )
+        dataclasses.replace(plan, held=((moved, *rest), *plan.held[1:]))

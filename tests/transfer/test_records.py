@@ -1,5 +1,7 @@
 """Export and import against pages sliced from a logical array, by both executors."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -226,13 +228,8 @@ def test_import_reads_records_that_are_read_only_or_strided(build, implementatio
 
 def test_mutants_that_tile_are_killed_by_the_judge(build, implementation):
     side = build.side(Topology(3))
-    rotated = canonical.CopyPlan(
-        side.plan.group,
-        side.plan.topology,
-        side.plan.order,
-        (*side.plan.runs[1:], side.plan.runs[0]),
-        (*side.plan.writers[1:], side.plan.writers[0]),
-    )
+    turned = (*side.plan.held[1:], side.plan.held[0])
+    rotated = dataclasses.replace(side.plan, held=turned)
     records = transfer.export_records(
         side.pages, side.page_ids, rotated, 48, implementation=implementation
     )
