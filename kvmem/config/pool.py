@@ -1,0 +1,98 @@
+"""The table [pool]: how pages are made, and every cap on what they take.
+
+PoolConfig(page_size=16, memory="2GiB").limits(Topology(tp=2), weight_nbytes=0)
+"""
+
+import dataclasses
+
+from kvmem import budget, errors, geometry, settings
+from kvmem.budget import Limit
+from kvmem.config import counts
+from kvmem.geometry import Topology
+from kvmem.settings import Nbytes
+
+__all__ = ["PoolConfig"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolConfig:
+    """How pages are made, and what the pools of one rank may take.
+
+    Several limits may stand together: the smallest wins, and the plan names it.
+
+    Args:
+        page_size: tokens of a page.
+        order: page order, a name or axes outermost first.
+        memory: bytes that the pools may take on each rank.
+        memory_total: bytes for all ranks together.
+        device_memory: bytes of one rank's device, weights included.
+        reserve: bytes of device_memory that are kept for other things.
+        fraction: share that pools may take of what weights and reserve leave.
+        machine_memory: bytes of the one machine that all ranks share.
+        pages: a cap in pages.
+        poison: fill fresh pools with NaN bytes.
+        checked: check every law of the books after every step.
+        certified: prove at start that pages become the canonical records they should.
+    """
+
+    page_size: int = 16
+    order: str = "head_major"
+    memory: Nbytes | None = None
+    memory_total: Nbytes | None = None
+    device_memory: Nbytes | None = None
+    reserve: Nbytes = Nbytes(0)
+    fraction: float = 1.0
+    machine_memory: Nbytes | None = None
+    pages: int | None = None
+    poison: bool = False
+    checked: bool = False
+    certified: bool = False
+
+    def __post_init__(self):
+        settings.settle(self)
+        geometry.envelope.parse_order(self.order)
+        counts.require_positive(page_size=self.page_size, pages=self.pages)
+        idle = []
+        if self.device_memory is None:
+            idle += ["reserve"] * bool(self.reserve)
+            idle += ["fraction"] * (self.fraction != 1.0)
+        if self.machine_memory is not None and self.memory is None:
+            idle.append("machine_memory")
+        if idle:
+            raise errors.ConfigError(
+                errors.say(
+                    f"{', '.join(idle)} alone",
+                    "reserve and fraction are of device_memory, and machine_memory "
+                    "is shared by ranks that take memory each",
+                    "Give device_memory or memory too",
+                )
+            )
+
+    def limits(self, topology: Topology, weight_nbytes: int) -> tuple[Limit, ...]:
+        """Return every cap on the bytes of one rank's pools, () when none is set.
+
+        Args:
+            topology: the ranks that share the cache.
+            weight_nbytes: bytes of one rank's weights.
+        """
+        limits = []
+        if self.memory is not None and self.machine_memory is not None:
+            limits.append(
+                budget.rank_limit("memory", self.memory, topology, self.machine_memory)
+            )
+        elif self.memory is not None:
+            limits.append(budget.limit("memory", self.memory))
+        if self.memory_total is not None:
+            limits.append(
+                budget.total_limit("memory_total", self.memory_total, topology)
+            )
+        if self.device_memory is not None:
+            limits += self._device_limits(self.device_memory, weight_nbytes)
+        return tuple(limits)
+
+    def _device_limits(self, nbytes: int, weight_nbytes: int) -> list[Limit]:
+        """Return what a device leaves, and the share of it if one is set."""
+        left = budget.device_limit("device_memory", nbytes, weight_nbytes, self.reserve)
+        if self.fraction == 1.0:
+            return [left]
+        return [left, budget.fraction_limit("fraction", left.nbytes, self.fraction)]
