@@ -11,12 +11,22 @@ back; `handout` is the only door off the free stack, and zeroes what passes thro
 """
 
 from kvmem.pool import moves, table, tokens
+from kvmem.pool.compact import compact
 from kvmem.pool.ids import as_host_ids, as_ids
 from kvmem.pool.laws import check, checked
 from kvmem.pool.ledger import Ledger
 from kvmem.pool.state import POISON, GroupBooks, Pool, from_budget, init
 from kvmem.pool.table import BlockTable, GroupTable
-from kvmem.pool.verbs import fork, handout, release, retain, translate
+from kvmem.pool.verbs import (
+    fork,
+    handout,
+    pin,
+    release,
+    retain,
+    translate,
+    translate_parts,
+    unpin,
+)
 
 __all__ = [
     "POISON",
@@ -29,14 +39,18 @@ __all__ = [
     "as_ids",
     "check",
     "checked",
+    "compact",
     "fork",
     "from_budget",
     "handout",
     "init",
     "moves",
+    "pin",
     "release",
     "retain",
     "table",
     "tokens",
     "translate",
+    "translate_parts",
+    "unpin",
 ]

@@ -1,8 +1,9 @@
 """The laws of a pool, checked: every one that is broken, in words.
 
 The law of laws: a page is free or owned, once; the two directions of the map agree; a
-virtual page is mapped exactly while somebody holds it; counters count. With the tables
-of all holders, references are counted too: nothing else can see that one is too many.
+virtual page is mapped, in all its parts, exactly while somebody holds it; counters
+count. With the tables of all holders, references are counted too: nothing else can see
+that one is too many.
 
     check(pool)                                    # () when sound
     check(pool, holders=[[table_a, table_b]])      # one list of tables for each group
@@ -59,16 +60,17 @@ def checked(verb: Callable) -> Callable:
         KVMemError: the books are broken.
     """
 
-    def run(pool: Pool, group: int, *args: object):
+    def run(pool: Pool, *args: object):
         ledger = Ledger.of(pool)
-        getattr(ledger, verb.__name__)(group, *args)
-        answer = verb(pool, group, *args)
+        getattr(ledger, verb.__name__)(*args)
+        answer = verb(pool, *args)
         after = answer[0] if isinstance(answer, tuple) else pool
         broken = (*check(after), *ledger.differences(after))
         if broken:
             raise errors.KVMemError(
                 errors.say(
-                    f"the books after {verb.__name__} in group {group}",
+                    f"the books after {verb.__name__}"
+                    + "".join(f" in group {group}" for group in args[:1]),
                     "; ".join(broken),
                     "Look for who changed them outside the verbs of kvmem.pool",
                 )
@@ -147,7 +149,10 @@ def _check_group(view: _GroupView, p2v: np.ndarray, null_page: int) -> list[str]
     is_free, broken = _check_stack("vfree", view.vfree, view.num_vfree)
     broken = [f"group {view.index}: {law}" for law in broken]
     refs, held = view.refs, view.refs > 0
-    mapped = (view.v2p != null_page).any(axis=1)
+    parts = view.v2p != null_page
+    mapped, whole = parts.any(axis=1), parts.all(axis=1)
+    ordered = np.sort(view.v2p, axis=1)
+    twice = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
     pages = np.clip(view.v2p, 0, null_page - 1)
     owner_group, owner_vpage = p2v[pages][..., 0], p2v[pages][..., 1]
     ids = np.arange(refs.size)[:, None]
@@ -156,7 +161,12 @@ def _check_group(view: _GroupView, p2v: np.ndarray, null_page: int) -> list[str]
         (refs < 0, "has {refs} references"),
         (mapped & ~held, "is mapped to {pages} and held by nobody"),
         (~mapped & held, "has {refs} references and no page"),
-        (mapped & ~owns.all(axis=1), "maps {pages}, owned by another or out of range"),
+        (mapped & ~whole, "is mapped in part, {pages}"),
+        (whole & twice, "maps one page twice, {pages}"),
+        (
+            mapped & (parts & ~owns).any(axis=1),
+            "maps {pages}, owned by another or out of range",
+        ),
         (is_free & (held | mapped), "is both free and in use, refs {refs}"),
         (~is_free & ~held & ~mapped, "is neither free nor in use"),
         (view.pins < 0, "has {pins} pins"),

@@ -8,7 +8,7 @@ first: it refuses with numbers, and then it has changed nothing.
     vpages = ledger.handout(0, want=[2, 1], max_pages=4)     # or OutOfPages
     pool, same, ok = handout(pool, 0, [2, 1], 4)             # no need to look at ok
 
-No verb looks at more than the pages it is told.
+No verb but `compact` looks at more than the pages it is told.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,8 @@ import jax
 import numpy as np
 
 from kvmem import errors
-from kvmem.pool.ids import as_host_ids
+from kvmem.pool import refusals
+from kvmem.pool.ids import as_host_ids, require_one_part
 from kvmem.pool.state import Pool
 
 __all__ = ["Ledger", "LedgerGroup"]
@@ -26,8 +27,8 @@ __all__ = ["Ledger", "LedgerGroup"]
 class LedgerGroup:
     """The host's `GroupBooks`: the same fields, changed in place."""
 
-    def __init__(self, num_vpages: int, num_pages: int):
-        self.v2p = np.full((num_vpages, 1), num_pages, np.int32)
+    def __init__(self, num_vpages: int, num_pages: int, extent: int = 1):
+        self.v2p = np.full((num_vpages, extent), num_pages, np.int32)
         self.refs = np.zeros(num_vpages, np.int32)
         self.pins = np.zeros(num_vpages, np.int32)
         self.vfree = np.arange(num_vpages - 1, -1, -1, dtype=np.int32)
@@ -39,17 +40,35 @@ class LedgerGroup:
         return self.refs.size
 
     @property
+    def extent(self) -> int:
+        """Physical pages of one virtual page, K."""
+        return self.v2p.shape[1]
+
+    @property
     def null_vpage(self) -> int:
         """The id that is nobody's: V, one past the end."""
         return self.num_vpages
 
 
 class Ledger:
-    """The host's `Pool`, without the bytes: the same books and the same verbs."""
+    """The host's `Pool`, without the bytes: the same books and the same verbs.
 
-    def __init__(self, num_pages: int, num_vpages: tuple[int, ...] | None = None):
+    Args:
+        num_pages, num_vpages, extents: as in `init`.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        num_vpages: tuple[int, ...] | None = None,
+        extents: tuple[int, ...] | None = None,
+    ):
         counts = (num_pages,) if num_vpages is None else tuple(num_vpages)
-        self.groups = [LedgerGroup(count, num_pages) for count in counts]
+        extents = (1,) * len(counts) if extents is None else tuple(extents)
+        self.groups = [
+            LedgerGroup(count, num_pages, extent)
+            for count, extent in zip(counts, extents, strict=True)
+        ]
         self.p2v = np.tile(np.int32([self.null_owner]), (num_pages, 1))
         self.free = np.arange(num_pages - 1, -1, -1, dtype=np.int32)
         self.num_free = num_pages
@@ -57,7 +76,8 @@ class Ledger:
     @classmethod
     def of(cls, pool: Pool) -> "Ledger":
         """Return the ledger of a pool as it stands; waits for the device once."""
-        ledger = cls(pool.num_pages, tuple(g.num_vpages for g in pool.groups))
+        sizes = [(books.num_vpages, books.extent) for books in pool.groups]
+        ledger = cls(pool.num_pages, *zip(*sizes, strict=True))
         for group, books in zip(
             ledger.groups, jax.device_get(pool.groups), strict=True
         ):
@@ -84,8 +104,9 @@ class Ledger:
         return len(self.groups), max(group.num_vpages for group in self.groups)
 
     def headroom(self, group: int) -> int:
-        """Return how many pages a handout to `group` could take now."""
-        return min(self.num_free, self._group(group).num_vfree)
+        """Return how many virtual pages a handout to `group` could take now."""
+        books = self._group(group)
+        return min(self.num_free // books.extent, books.num_vfree)
 
     def handout(
         self, group: int, want: np.typing.ArrayLike, max_pages: int
@@ -112,7 +133,7 @@ class Ledger:
         return vpages
 
     def release(self, group: int, vpages: np.typing.ArrayLike) -> np.ndarray:
-        """Drop one reference for each id; return the pages that became free.
+        """Drop one reference for each id; return the virtual pages that became free.
 
         Ids beyond the end are padding, as on the device. The returned ids stand in the
         order in which they joined the free stack.
@@ -122,11 +143,10 @@ class Ledger:
                 would be freed while pinned. Then nothing has changed for any id.
         """
         books = self._group(group)
-        ids = _without_padding(books, vpages)
+        ids = refusals.without_padding(books, vpages)
         ids, first, counts = np.unique(ids, return_index=True, return_counts=True)
-        held = _refs_of(books, ids)
-        left = held - counts
-        _require_releasable(group, books, ids, held, counts)
+        refusals.require_releasable(group, books, ids, counts)
+        left = books.refs[ids] - counts
         books.refs[ids] = left
         freed = ids[left == 0][np.argsort(first[left == 0])]
         self._give_back(books, freed)
@@ -139,8 +159,8 @@ class Ledger:
             InvalidId: an id that nobody holds. Then nothing has changed for any id.
         """
         books = self._group(group)
-        ids = _without_padding(books, vpages)
-        _require_held("retain", group, books, ids)
+        ids = refusals.without_padding(books, vpages)
+        refusals.require_held("retain", group, books, ids)
         np.add.at(books.refs, ids, 1)
 
     def fork(self, group: int, vpages: np.typing.ArrayLike, copied: int) -> np.ndarray:
@@ -151,7 +171,9 @@ class Ledger:
             InvalidId: an id that nobody holds, or a column that holds no page.
         """
         books, vpages = self._group(group), as_host_ids(vpages, "vpages")
-        _require_held("fork", group, books, _without_padding(books, vpages))
+        refusals.require_held(
+            "fork", group, books, refusals.without_padding(books, vpages)
+        )
         wants_copy = copied < vpages.size
         if copied < 0 or (wants_copy and vpages[copied] >= books.num_vpages):
             raise errors.InvalidId(
@@ -169,12 +191,66 @@ class Ledger:
         child[copied : copied + 1] = fresh
         return child
 
+    def pin(self, group: int, vpages: np.typing.ArrayLike) -> None:
+        """Keep pages where they are: one pin more for each id.
+
+        Raises:
+            InvalidId: an id that nobody holds. Then nothing has changed for any id.
+        """
+        books = self._group(group)
+        ids = refusals.without_padding(books, vpages)
+        refusals.require_held("pin", group, books, ids)
+        np.add.at(books.pins, ids, 1)
+
+    def unpin(self, group: int, vpages: np.typing.ArrayLike) -> None:
+        """Take back one pin for each id.
+
+        Raises:
+            InvalidId: an id that is listed more often than it is pinned. Then nothing
+                has changed for any id.
+        """
+        books = self._group(group)
+        ids = refusals.without_padding(books, vpages)
+        ids, counts = np.unique(ids, return_counts=True)
+        refusals.require_pinned(group, books, ids, counts)
+        books.pins[ids] -= counts.astype(np.int32)
+
     def translate(self, group: int, vpages: np.typing.ArrayLike) -> np.ndarray:
-        """Return the physical page of each virtual page, null_page for other ids."""
+        """Return the physical page of each virtual page, null_page for other ids.
+
+        Raises:
+            IncompatiblePlan: a virtual page of this group has more than one part.
+        """
+        require_one_part(self._group(group).extent, group)
+        return self.translate_parts(group, vpages)[..., 0]
+
+    def translate_parts(self, group: int, vpages: np.typing.ArrayLike) -> np.ndarray:
+        """Return i32[..., K]: the pages of each virtual page, null_page for others."""
         books, vpages = self._group(group), as_host_ids(vpages, "vpages")
         inside = (vpages >= 0) & (vpages < books.num_vpages)
-        pages = books.v2p[np.where(inside, vpages, 0), 0]
-        return np.where(inside, pages, np.int32(self.null_page))
+        pages = books.v2p[np.where(inside, vpages, 0)]
+        return np.where(inside[..., None], pages, np.int32(self.null_page))
+
+    def compact(self) -> int:
+        """Move what is in use and not pinned to the lowest pages; count the moves.
+
+        The books that `kvmem.pool.compact` leaves, bit for bit; reads them all.
+        """
+        num_groups = len(self.groups)
+        in_use = self.p2v[:, 0] < num_groups
+        movable = np.flatnonzero(~self._is_pinned())
+        num_low = int(in_use[movable].sum())
+        low, high = movable[:num_low], movable[num_low:]
+        sources, destinations = high[in_use[high]], low[~in_use[low]]
+        self.p2v[destinations] = self.p2v[sources]
+        self.p2v[sources] = self.null_owner
+        moved_to = np.arange(self.num_pages + 1, dtype=np.int32)
+        moved_to[sources] = destinations
+        for books in self.groups:
+            books.v2p = moved_to[books.v2p]
+        is_free = self.p2v[:, 0] == num_groups
+        self.free[: self.num_free] = np.flatnonzero(is_free)[::-1]
+        return sources.size
 
     def differences(self, pool: Pool) -> tuple[str, ...]:
         """Return the books in which the device and this ledger differ, () if none."""
@@ -196,14 +272,23 @@ class Ledger:
             )
         return self.groups[group]
 
+    def _is_pinned(self) -> np.ndarray:
+        """Return bool[P]: which pages are held in place."""
+        pinned = np.zeros(self.num_pages, bool)
+        for books in self.groups:
+            pinned[books.v2p[books.pins > 0]] = True
+        return pinned
+
     def _require_room(self, group: int, total: int, verb: str, sequences: int) -> None:
         if total <= self.headroom(group):
             return
         books = self.groups[group]
-        most = min(self.num_pages, books.num_vpages)
+        most = min(self.num_pages // books.extent, books.num_vpages)
+        parts = f" of {books.extent} parts" if books.extent > 1 else ""
         raise errors.OutOfPages(
             errors.say(
-                f"{verb} of {total} pages to {sequences} sequences of group {group}",
+                f"{verb} of {total} pages{parts} to {sequences} sequences of group "
+                f"{group}",
                 f"free are {self.num_free} of {self.num_pages} physical pages and "
                 f"{books.num_vfree} of {books.num_vpages} virtual ones",
                 "Release pages first, or wait until a sequence ends"
@@ -215,77 +300,26 @@ class Ledger:
     def _take(self, group: int, total: int) -> np.ndarray:
         """Pop both stacks and write the owners down."""
         books = self.groups[group]
+        count = total * books.extent
         vpages = books.vfree[books.num_vfree - total : books.num_vfree][::-1]
-        pages = self.free[self.num_free - total : self.num_free][::-1]
-        books.v2p[vpages, 0] = pages
+        pages = self.free[self.num_free - count : self.num_free][::-1]
+        books.v2p[vpages] = pages.reshape(total, books.extent)
         books.refs[vpages] = 1
         self.p2v[pages, 0] = group
-        self.p2v[pages, 1] = vpages
+        self.p2v[pages, 1] = vpages.repeat(books.extent)
         books.num_vfree -= total
-        self.num_free -= total
+        self.num_free -= count
         return vpages
 
     def _give_back(self, books: LedgerGroup, vpages: np.ndarray) -> None:
         """Push ids on both stacks, in this order."""
-        pages = books.v2p[vpages, 0]
+        pages = books.v2p[vpages].reshape(-1)
         books.v2p[vpages] = self.null_page
         self.p2v[pages] = self.null_owner
         books.vfree[books.num_vfree : books.num_vfree + vpages.size] = vpages
-        self.free[self.num_free : self.num_free + vpages.size] = pages
+        self.free[self.num_free : self.num_free + pages.size] = pages
         books.num_vfree += vpages.size
-        self.num_free += vpages.size
-
-
-def _without_padding(books: LedgerGroup, vpages: np.typing.ArrayLike) -> np.ndarray:
-    ids = as_host_ids(vpages, "vpages").reshape(-1)
-    return ids[ids < books.num_vpages]
-
-
-def _refs_of(books: LedgerGroup, ids: np.ndarray) -> np.ndarray:
-    """Return the references of each id, none for a negative one."""
-    return np.where(ids < 0, 0, books.refs[np.maximum(ids, 0)])
-
-
-def _require_releasable(
-    group: int,
-    books: LedgerGroup,
-    ids: np.ndarray,
-    held: np.ndarray,
-    counts: np.ndarray,
-) -> None:
-    pinned = books.pins[np.maximum(ids, 0)] > 0
-    wrong = (counts > held) | (pinned & (counts == held))
-    if not wrong.any():
-        return
-    reasons = [
-        f"page {page} is listed {count} times and held {refs} times"
-        if count > refs
-        else f"page {page} is pinned by a move in flight"
-        for page, count, refs in zip(
-            ids[wrong], counts[wrong], held[wrong], strict=True
-        )
-    ]
-    raise _refusal("release", group, books, reasons)
-
-
-def _require_held(verb: str, group: int, books: LedgerGroup, ids: np.ndarray) -> None:
-    wrong = np.unique(ids[_refs_of(books, ids) == 0])
-    if wrong.size:
-        reasons = [f"page {page} is held by nobody" for page in wrong]
-        raise _refusal(verb, group, books, reasons)
-
-
-def _refusal(
-    verb: str, group: int, books: LedgerGroup, reasons: list[str]
-) -> errors.InvalidId:
-    more = f" and {len(reasons) - 8} more" if len(reasons) > 8 else ""
-    return errors.InvalidId(
-        errors.say(
-            f"{verb} in group {group}, virtual pages 0 to {books.num_vpages - 1}",
-            "; ".join(reasons[:8]) + more,
-            "Nothing was changed; let each holder release once what it was given",
-        )
-    )
+        self.num_free += pages.size
 
 
 def _books(
