@@ -50,6 +50,7 @@ JAX_FREE_ROOMS = (
     "kvmem.budget",
     "kvmem.speculative",
     "kvmem.canonical",
+    "kvmem.manage",
     "kvmem.session",
     "kvmem.prefix",
     "kvmem.config",

@@ -1,0 +1,87 @@
+"""Who may take how many pages: quotas, admission, shortage, and which manager.
+
+Pure functions and frozen records about numbers; pages and bytes are the pool's. The
+law: what is granted is granted whole, over every group and domain, and all grants
+together never exceed what the manager was given.
+
+    manager = manage.grouped(members, nbytes)
+    manage.admit(manager, room, needs)
+"""
+
+from kvmem.manage import demand, sizing
+from kvmem.manage.admission import (
+    Admission,
+    Room,
+    Shortage,
+    admit,
+    give_back,
+    take_all,
+    unused,
+)
+from kvmem.manage.demand import Batch, Row, rows_floor
+from kvmem.manage.grouped import grouped
+from kvmem.manage.manager import (
+    Manager,
+    Member,
+    PoolPages,
+    Quota,
+    members_of,
+    need,
+    peak,
+)
+from kvmem.manage.owners import Claims, reserve
+from kvmem.manage.rebalance import (
+    Knobs,
+    Observed,
+    Resize,
+    is_due,
+    needs_adjustment,
+    observe,
+    retarget,
+    steps,
+)
+from kvmem.manage.select import Plan, Route, Selection, preference_of, select
+from kvmem.manage.shortage import Evictions, evictions, least_tokens
+from kvmem.manage.static_split import static_split
+
+__all__ = [
+    "Admission",
+    "Batch",
+    "Claims",
+    "Evictions",
+    "Knobs",
+    "Manager",
+    "Member",
+    "Observed",
+    "Plan",
+    "PoolPages",
+    "Quota",
+    "Resize",
+    "Room",
+    "Route",
+    "Row",
+    "Selection",
+    "Shortage",
+    "admit",
+    "demand",
+    "evictions",
+    "give_back",
+    "grouped",
+    "is_due",
+    "least_tokens",
+    "members_of",
+    "need",
+    "needs_adjustment",
+    "observe",
+    "peak",
+    "preference_of",
+    "reserve",
+    "retarget",
+    "rows_floor",
+    "select",
+    "sizing",
+    "static_split",
+    "steps",
+    "take_all",
+    "unused",
+]

@@ -1,0 +1,93 @@
+"""The static split: every group has a fixed fraction of the bytes, and only that.
+
+Equal fractions unless a person gives others. What a group does not use, no other may
+take: simple to reason about, and up to half of the memory idle when one of two groups
+is a short window (experiments/manager_choice.py).
+
+    static_split(members, 40 << 30)                  # each group 40 GiB / G
+    static_split(members, 40 << 30, shares=(3, 1))
+"""
+
+import fractions
+import itertools
+from collections.abc import Sequence
+
+from kvmem import errors
+from kvmem.manage import demand
+from kvmem.manage.manager import Manager, Member, PoolPages, Quota, merge
+
+__all__ = ["NAME", "static_split"]
+
+NAME = "static_split"
+
+
+def static_split(
+    members: Sequence[Member],
+    nbytes: int,
+    *,
+    shares: Sequence[float] | None = None,
+    floors: Sequence[int] | None = None,
+) -> Manager:
+    """Return quotas of fixed fractions.
+
+    Args:
+        members: the groups, target and draft.
+        nbytes: what all pools may take on a rank.
+        shares: weights, one a group; equal ones if None.
+        floors: vpages that each group must get; at least one.
+
+    Raises:
+        OutOfPages: a fraction holds less than its group's floor.
+        ConfigError: no groups, or shares of another number.
+    """
+    pool_of = merge(members)
+    weights = demand.shares(members, given=shares or (1,) * len(members))
+    parts = _cut(nbytes, weights)
+    counts = tuple(
+        part // member.vpage_nbytes for part, member in zip(parts, members, strict=True)
+    )
+    wanted = floors if floors is not None else (1,) * len(members)
+    _require_floors(members, parts, counts, wanted)
+    rows = tuple(zip(members, pool_of, counts, weights, strict=True))
+    pages = [0] * (max(pool_of) + 1)
+    for member, pool, count, _ in rows:
+        pages[pool] += count * member.extents
+    sizes = list(dict.fromkeys(member.page_nbytes for member in members))
+    return Manager(
+        NAME,
+        tuple(
+            Quota(member.key, pool, member.extents, count, weight, count)
+            for member, pool, count, weight in rows
+        ),
+        tuple(PoolPages(*pair) for pair in zip(sizes, pages, strict=True)),
+    )
+
+
+def _cut(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:
+    """Cut bytes by weight; the parts add up to the whole, exactly."""
+    exact = [fractions.Fraction(weight) for weight in weights]
+    ends = [int(nbytes * end / sum(exact)) for end in itertools.accumulate(exact)]
+    return tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+
+
+def _require_floors(
+    members: Sequence[Member],
+    parts: Sequence[int],
+    counts: Sequence[int],
+    wanted: Sequence[int],
+) -> None:
+    rows = zip(members, parts, counts, wanted, strict=True)
+    low = [
+        f"{member.key} gets {part:,} B, {count} pages of {member.vpage_nbytes:,} B, "
+        f"and needs {floor}"
+        for member, part, count, floor in rows
+        if count < floor
+    ]
+    if low:
+        raise errors.OutOfPages(
+            errors.say(
+                f"{sum(parts):,} B in fixed fractions",
+                "; ".join(low),
+                "Give more bytes, other shares, or manager='grouped'",
+            )
+        )
