@@ -1,4 +1,4 @@
-"""Token rows inside pages: one entry's bytes of one slot, written and read in place.
+"""Rows in pages: one entry's bytes of one token, or state, written and read in place.
 
 The law: an address is a pair (page, byte within the page), and stays one; a page id is
 never multiplied by anything. Rows whose page is null or out of range, and slots outside
@@ -6,14 +6,21 @@ the page, write nothing and read zeros. Nothing is claimed about the order or th
 distinctness of rows: two rows at one address are the caller's mistake, and the
 `checked_` verbs refuse them.
 
+Offsets and strides of an entry are free, so layers and slots may stand in any order; an
+entry's bytes of one slot are contiguous, and one whose slots overlap or leave the page
+is refused. A state larger than a page lies in K parts: its entries are addressed by all
+K pages of it (`translate_parts`), and each takes the page of its own extent.
+
 The pool is bytes for a reason: on CPU, XLA widens a bf16 or fp8 scatter to f32 over
 the whole pool, and a scatter of u8 rows costs the rows alone. One rank's pages are
 u8[P, E]; `jax.vmap` or `jax.shard_map` gives the rank axis.
 
     pages = tokens.write(pages, entry, page_ids, slots, rows, page_size=16)
     rows = tokens.read(pages, entry, page_ids, slots, page_size=16)   # u8[N, nbytes]
+    conv = tokens.read(pages, entry, parts, [0, 0], page_size=1)      # parts i32[2, K]
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -59,18 +66,20 @@ def write(
     Args:
         pages: u8[P, E] of one rank.
         entry: which bytes of the page.
-        page_ids: i32[N] physical pages; null and all others outside [0, P) are dropped.
-        slots: i32[N] slots inside the page.
+        page_ids: i32[N] physical pages, or i32[N, K] all parts of N virtual pages; null
+            and all others outside [0, P) are dropped.
+        slots: i32[N] slots inside the page; 0 for a state.
         values: u8[N, entry.nbytes].
-        page_size: slots of a page, to drop slots beyond; None bounds them by the page's
-            last byte only.
+        page_size: slots of a page, to drop slots beyond; 1 for a state; None bounds
+            them by the page's last byte only.
 
     Raises:
-        FormatMismatch: values that are not u8[N, entry.nbytes].
+        FormatMismatch: values that are not u8[N, entry.nbytes]; an entry whose slots
+            overlap or leave the page; or page ids without the entry's extent.
     """
     _require_bytes(values, entry)
     bound = _num_slots(entry, pages.shape[-1], page_size)
-    page_ids, slots = as_ids(page_ids, "page_ids"), as_ids(slots, "slots")
+    page_ids, slots = _pages_of(entry, page_ids), as_ids(slots, "slots")
     place = np.int32([entry.offset, entry.slot_stride, bound])
     return dispatch.call(_write, pages, page_ids, slots, values, place)
 
@@ -88,7 +97,7 @@ def read(
     Args as in `write`.
     """
     bound = _num_slots(entry, pages.shape[-1], page_size)
-    page_ids, slots = as_ids(page_ids, "page_ids"), as_ids(slots, "slots")
+    page_ids, slots = _pages_of(entry, page_ids), as_ids(slots, "slots")
     place = np.int32([entry.offset, entry.slot_stride, bound])
     return dispatch.call(_read, pages, page_ids, slots, place, entry.nbytes)
 
@@ -109,7 +118,7 @@ def checked_write(
             rows at one address.
     """
     num_pages = pages.shape[0]
-    page_ids = as_host_ids(page_ids, "page_ids")
+    page_ids = _pages_of(entry, as_host_ids(page_ids, "page_ids"))
     slots = as_host_ids(slots, "slots")
     named = page_ids != num_pages
     _require_inside(page_ids[named], num_pages, "page id")
@@ -125,7 +134,8 @@ def checked_write(
                 "Keep one row for each token",
             )
         )
-    return write(pages, entry, page_ids, slots, values, page_size=page_size)
+    whole = dataclasses.replace(entry, extent=0)  # its pages are chosen already
+    return write(pages, whole, page_ids, slots, values, page_size=page_size)
 
 
 def checked_read(
@@ -141,11 +151,12 @@ def checked_read(
     Raises:
         InvalidId: an id outside [0, P) or a slot outside the page.
     """
-    page_ids = as_host_ids(page_ids, "page_ids")
+    page_ids = _pages_of(entry, as_host_ids(page_ids, "page_ids"))
     slots = as_host_ids(slots, "slots")
     _require_inside(page_ids, pages.shape[0], "page id")
     _require_inside(slots, page_size, "slot")
-    return read(pages, entry, page_ids, slots, page_size=page_size)
+    whole = dataclasses.replace(entry, extent=0)  # its pages are chosen already
+    return read(pages, whole, page_ids, slots, page_size=page_size)
 
 
 def write_rows(
@@ -210,9 +221,37 @@ def _addresses(page_ids: jax.Array, slots: jax.Array, place: jax.Array, null_pag
 
 
 def _num_slots(entry: Entry, page_nbytes: int, page_size: int | None) -> int:
-    """Return how many slots of `entry` lie inside a page."""
-    room = (page_nbytes - entry.offset - entry.nbytes) // entry.slot_stride + 1
-    return room if page_size is None else min(room, page_size)
+    """Return how many slots an entry has in a page; refuse one that has not its own."""
+    room = page_nbytes - entry.offset - entry.nbytes
+    num_slots = room // max(entry.slot_stride, 1) + 1
+    least = 1 if page_size is None else page_size
+    if entry.offset < 0 or num_slots < least or entry.slot_stride < entry.nbytes:
+        raise errors.FormatMismatch(
+            errors.say(
+                f"{least} slots of {entry.nbytes} bytes from byte {entry.offset} on, "
+                f"{entry.slot_stride} apart, in a page of {page_nbytes}",
+                "an entry's bytes of one slot are contiguous, inside the page, and "
+                "apart from those of the next slot",
+                "Use an entry of the envelope that the pool was made for",
+            )
+        )
+    return num_slots if page_size is None else page_size
+
+
+def _pages_of(entry: Entry, page_ids: jax.typing.ArrayLike) -> jax.Array | np.ndarray:
+    """Return i32[N]: the pages in which the entry lies."""
+    ids = as_ids(page_ids, "page_ids")
+    parts = ids.shape[1] if ids.ndim == 2 else 1
+    if ids.ndim not in (1, 2) or entry.extent >= parts:
+        raise errors.FormatMismatch(
+            errors.say(
+                f"page_ids of shape {list(ids.shape)} for an entry of extent "
+                f"{entry.extent}",
+                "an envelope of K parts is addressed by all of their pages",
+                "Pass i32[N, K], as translate_parts gives them",
+            )
+        )
+    return ids[:, entry.extent] if ids.ndim == 2 else ids
 
 
 def _require_bytes(values: jax.Array, entry: Entry) -> None:
