@@ -10,7 +10,8 @@ of thing.
     #          canonical_stride=1024, nbytes=256, count=4),)
 
 A rank of a token-sharded topology keeps local slot s of token shard c at canonical
-token (s // I * dcp + c) * I + s % I, I being the interleave.
+token (s // I * dcp + c) * I + s % I, I being the interleave. A recurrent state has one
+record a checkpoint, and every token shard keeps the whole of it.
 """
 
 import dataclasses
@@ -33,6 +34,7 @@ __all__ = [
     "fold",
     "join",
     "mapping",
+    "page_tokens",
     "rows",
     "token_spans",
 ]
@@ -137,12 +139,19 @@ def rows(
     Fragment i of such a run is one token.
     """
     local = envelope.build(group, topology, rank, order, num_pages)
-    whole = canonical_envelope(group, group.page_size * topology.dcp, canonical)
+    whole = canonical_envelope(group, page_tokens(group, topology), canonical)
     places = {row.key: row for row in _rows_of(whole)}
-    spans = token_spans(group.page_size, topology, rank)
+    spans = (TokenSpan(0, 0, 1, 1),)
+    if not group.is_state:
+        spans = token_spans(group.page_size, topology, rank)
     return tuple(
         _couple(row, places[row.key], span) for row in _rows_of(local) for span in spans
     )
+
+
+def page_tokens(group: LifecycleGroup, topology: Topology) -> int:
+    """Return the records that one page keeps over all ranks: of a state, one."""
+    return 1 if group.is_state else group.page_size * topology.dcp
 
 
 def canonical_envelope(

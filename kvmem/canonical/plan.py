@@ -20,7 +20,7 @@ import numpy as np
 
 from kvmem import errors
 from kvmem.canonical.elect import ALONE, Runs, Turn, elect, period, sharers
-from kvmem.canonical.mapping import CopyRun, join, rows
+from kvmem.canonical.mapping import CopyRun, join, page_tokens, rows
 from kvmem.canonical.units import check_tiling, common_unit, expand
 from kvmem.geometry import envelope
 from kvmem.geometry.envelope import Envelope, Plane
@@ -90,8 +90,8 @@ class CopyPlan:
 
     @property
     def page_tokens(self) -> int:
-        """Tokens whose state one page keeps over all ranks."""
-        return self.group.page_size * self.topology.dcp
+        """Tokens that one page keeps over all ranks; one checkpoint of a state."""
+        return page_tokens(self.group, self.topology)
 
     @functools.cached_property
     def page_nbytes(self) -> int:
