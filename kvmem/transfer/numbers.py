@@ -87,8 +87,15 @@ def from_digits(group: LifecycleGroup, records: np.ndarray, digit: int) -> np.nd
 
 def numbered(group: LifecycleGroup) -> LifecycleGroup:
     """Return the group whose elements are four bytes wide: its records hold numbers."""
-    layers = tuple(dataclasses.replace(la, dtype="float32") for la in group.layers)
-    return dataclasses.replace(group, layers=layers)
+    layers = [
+        dataclasses.replace(
+            layer,
+            dtype="float32",
+            parts=tuple(part._replace(dtype="float32") for part in layer.parts),
+        )
+        for layer in group.layers
+    ]
+    return dataclasses.replace(group, layers=tuple(layers))
 
 
 def _columns(group: LifecycleGroup) -> list[tuple[tuple[str, str], int]]:

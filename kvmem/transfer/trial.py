@@ -89,6 +89,12 @@ def shape(plan: CopyPlan) -> Shape:
 def obstacle(plan: CopyPlan, layer: str) -> str | None:
     """Say why a write path cannot be given this layer's pages, None when it can."""
     entries = [e for e in plan.envelope(0).entries if e.field.layer == layer]
+    names = sorted({entry.field.name for entry in entries})
+    if names != ["k", "v"]:
+        return (
+            f"it keeps {', '.join(names)}, and a write path is given keys and values "
+            "a head"
+        )
     planes = {entry.plane for entry in entries}
     if len(planes) == 1 and plan.num_pages is None:
         return None

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType
 
 from kvmem import canonical, errors, mesh, transfer
-from kvmem.geometry import LayerSpec, Topology, envelope, group_layers
+from kvmem.geometry import LayerSpec, Topology, envelope, group_layers, kinds
 from kvmem.model import attention
 from kvmem.pool import tokens
 from kvmem.transfer import numbers, trial
@@ -231,6 +231,23 @@ def test_one_uncertifiable_layer_is_an_error_that_names_every_one():
     assert "refused: layer layers.1: attention over float8_e4m3fn pages" in message
     assert "refused: layer layers.3: attention over float8_e5m2 pages" in message
     assert "every layer is certified, or no record is shared" in message
+
+
+@pytest.mark.case("LAY-07")
+@pytest.mark.parametrize("fp8", [False, True])
+def test_a_layer_of_a_kind_that_no_write_path_serves_is_refused_by_name(fp8):
+    layers = [
+        LayerSpec("layers.0", 0, kv_heads=2, head_dim=8),
+        kinds.latent("layers.1", 1, rank=128, rope_dim=8, scale=1.0, fp8=fp8),
+    ]
+    (made,) = group_layers(layers, page_size=4)
+    plan = canonical.plan(made, Topology(2))
+    (found,) = transfer.certify(plan, attention.write_rows)
+    assert found[:2] == ("refused", "layers.1")
+    assert "keeps latent" in str(found)
+    swapped = through(lambda a: {"k": a["v"], "v": a["k"]})
+    laws = {(each.law, each.layer) for each in transfer.certify(plan, swapped)}
+    assert laws == {("refused", "layers.1"), ("placement", "layers.0")}
 
 
 @pytest.mark.case("LAY-07")
