@@ -25,6 +25,7 @@ from kvmem.geometry import Topology
 from kvmem.model import parallel
 from kvmem.model.attention import attend_written, write_rows
 from kvmem.model.decoder import Decoder, linear
+from kvmem.pool.table import GroupTable
 from kvmem.serve import Engine
 
 __all__ = ["mesh_of_one", "parts_ms"]
@@ -76,7 +77,7 @@ def mesh_of_one(engine: Engine, rows: int, length: int, rounds: int) -> Rounds:
         weights = engine.stepper.weights
         if where is not None:
             weights = parallel.load(spec, params, Topology(), where)
-        step = parallel.make_step(envelope, where)
+        step = parallel.make_step((envelope,), where)
         verb = jax.jit(
             lambda pages, w, *rest, step=step: step(w, pages, *rest), donate_argnums=0
         )
@@ -90,7 +91,7 @@ def _part_jobs(engine: Engine, rows: int, length: int) -> dict[str, Callable]:
     weights, envelope = engine.stepper.weights, _envelope(engine)
     batch = _batch(engine, rows, length)
     hidden = jnp.ones((rows, 1, engine.model.spec.hidden), jnp.float32)
-    step = parallel.make_step(envelope)
+    step = parallel.make_step((envelope,))
     whole = jax.jit(lambda pages, w, *rest: step(w, pages, *rest), donate_argnums=0)
     attention = jax.jit(functools.partial(_attention, envelope), donate_argnums=0)
     return {
@@ -122,9 +123,9 @@ def _head(weights, x):
     return linear(x, decoder.embed if decoder.lm_head is None else decoder.lm_head)
 
 
-def _attention(envelope, pages, weights, tokens, starts, num_new, table):
+def _attention(envelope, pages, weights, tokens, starts, num_new, tables):
     """Write a token and attend, in every layer; each output feeds the next query."""
-    decoder, pages = _decoder(weights), pages[0]
+    decoder, pages, (table,) = _decoder(weights), pages[0], tables
     part, spec = decoder.partition, decoder.partition.spec
     shape = (*tokens.shape, -1, spec.head_dim)
     q = jnp.ones((*tokens.shape, part.q_heads, spec.head_dim), jnp.float32)
@@ -146,11 +147,12 @@ def _pages(engine: Engine) -> jax.Array:
     return jnp.zeros(engine.pool.pages.shape, jnp.uint8)
 
 
-def _batch(engine: Engine, rows: int, length: int) -> tuple[np.ndarray, ...]:
+def _batch(engine: Engine, rows: int, length: int) -> tuple[jax.Array | tuple, ...]:
     """Return a decode batch in physical pages, every row with pages of its own."""
     bucket = engine.buckets.decode(rows, length + 1)
     pages = engine.table.pages_for(length + 1)
     table = np.full((rows, bucket.pages), engine.pool.null_page, np.int32)
     table[:, :pages] = np.arange(rows * pages, dtype=np.int32).reshape(rows, pages)
     ones = np.ones((rows, 1), np.int32)
-    return ones, ones[:, 0] * length, ones[:, 0], table
+    tables = (GroupTable(table, np.zeros(rows, np.int32)),)
+    return ones, ones[:, 0] * length, ones[:, 0], tables

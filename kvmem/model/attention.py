@@ -1,15 +1,19 @@
 """Attention over pages: write the new tokens' keys and values, then attend.
 
 One public call, `attend`, serves prefill in chunks and decode in batches of mixed
-lengths, for any page order, page size and cache dtype, on one rank's pages. The law: a
-byte that no token of the sequence wrote never reaches an output, whatever it is (NaN
-included); a null page (id >= P) drops writes and reads as zeros.
+lengths, for any page order, page size and cache dtype, on one rank's pages: over the
+whole text, or a sliding window of it with kept first tokens. The law: a byte that no
+token of the sequence wrote, or that no query sees any more, never reaches an output,
+whatever it is (NaN included); a null page (id >= P) drops writes and reads as zeros.
 
     pages, out = attend(pages, envelope, "layers.0", q, k, v, table, starts, num_new)
 
 Letters: S sequences, Q new tokens of each (padded), M table width, T slots a page,
-H local KV heads, G query heads a KV head, D head_dim, P pages, E page bytes.
+J = M * T slots of the table, H local KV heads, G query heads a KV head, D head_dim,
+P pages, E page bytes.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +23,37 @@ from jax import lax
 from kvmem.errors import IncompatiblePlan, say
 from kvmem.geometry import Envelope
 from kvmem.model.page_rows import ReadPlan, WritePlan, read_plan, write_plan
+from kvmem.pool.table import GroupTable
 
-__all__ = ["attend", "attend_written", "read_rows", "write_rows"]
+__all__ = ["ALL", "Table", "View"]
+__all__ += ["attend", "attend_written", "read_rows", "write_rows"]
+
+Table = jax.Array | GroupTable
+"""Physical pages of each sequence: a group's table, or i32[S, M] from page 0 on."""
 
 # Finite, so that a row which may attend to nothing gives zeros rather than NaN.
 _MASKED = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What a query at position n sees: max(0, n - window + 1) .. n, and [0, sinks)."""
+
+    window: int | None = None  # tokens; None: all of them
+    sinks: int = 0  # first tokens that stay in sight
+
+    def sink_pages(self, page_size: int) -> int:
+        """Return the columns of a table that hold sink tokens."""
+        return -(-self.sinks // page_size)
+
+    def keeps(self, places: jax.Array, positions: jax.Array) -> jax.Array | bool:
+        """Say which places before a query's position it still sees; broadcasts."""
+        if self.window is None:
+            return True
+        return (places > positions - self.window) | (places < self.sinks)
+
+
+ALL = View()
 
 
 def attend(
@@ -33,15 +63,19 @@ def attend(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    table: jax.Array,
+    table: Table,
     starts: jax.Array,
     num_new: jax.Array,
     scale: float | None = None,
+    window: int | None = None,
+    sinks: int = 0,
+    sink_logits: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Write `k` and `v` into their pages and attend causally over the whole text.
+    """Write `k` and `v` into their pages and attend causally.
 
     Donate `pages` where you jit: they are updated in place. Query i of a sequence
-    stands at position starts + i and sees positions 0 .. starts + i.
+    stands at position n = starts + i; it sees positions max(0, n - window + 1) .. n and
+    the first `sinks` tokens of those before it.
 
     Args:
         pages: u8[P, E], the pages of one rank; where layers have arrays of their own,
@@ -51,20 +85,34 @@ def attend(
         q: [S, Q, H * G, D] queries, rotated; the G queries of a KV head adjacent.
         k: [S, Q, H, D] keys of the new tokens, rotated.
         v: [S, Q, H, Dv] values of the new tokens.
-        table: i32[S, M] physical pages in the order of the text; null: >= P.
+        table: i32[S, M] physical pages in the order of the text; null: >= P. Or a
+            `GroupTable`, whose columns begin at a later page, sink pages excepted.
         starts: i32[S] tokens already in the pages.
         num_new: i32[S] how many of the Q rows are real; the rest is dropped.
         scale: factor on the scores; None: D ** -0.5.
+        window: tokens that a query sees, itself included; None: all.
+        sinks: first tokens that every query sees beside its window.
+        sink_logits: [H * G] learned scores that take part in each softmax and carry no
+            value (GPT-OSS); None: none.
 
     Returns:
         The pages, and [S, Q, H * G, Dv] in the dtype of `q`. Rows >= num_new hold
         finite numbers of no meaning.
     """
-    pages = write_rows(pages, envelope, layer, k, v, table, starts, num_new)
+    view = View(window, sinks)
+    pages = write_rows(pages, envelope, layer, k, v, table, starts, num_new, view)
     positions = starts[:, None] + jnp.arange(q.shape[1], dtype=jnp.int32)[None]
-    lengths = starts + num_new
     out = attend_written(
-        pages, envelope, layer, q, positions, table, lengths, scale=scale
+        pages,
+        envelope,
+        layer,
+        q,
+        positions,
+        table,
+        starts + num_new,
+        scale,
+        view,
+        sink_logits,
     )
     return pages, out
 
@@ -75,37 +123,42 @@ def attend_written(
     layer: str,
     q: jax.Array,
     positions: jax.Array,
-    table: jax.Array,
+    table: Table,
     lengths: jax.Array,
     scale: float | None = None,
+    view: View = ALL,
+    sink_logits: jax.Array | None = None,
 ) -> jax.Array:
     """Attend to what the pages hold already; they are only read.
 
     Args:
-        pages, envelope, layer, q, table, scale: as in `attend`.
+        pages, envelope, layer, q, table, scale, sink_logits: as in `attend`.
         positions: i32[S, Q] the place of each query, which sees none after it.
         lengths: i32[S] tokens in the pages; no position beyond is seen.
+        view: what a query sees of the positions before it.
     """
     seqs, steps, q_heads, width = q.shape
-    keys = read_rows(pages, envelope, layer, "k", table)
-    values = read_rows(pages, envelope, layer, "v", table)
+    table = _as_table(table)
+    keys = read_rows(pages, envelope, layer, "k", table.pages)
+    values = read_rows(pages, envelope, layer, "v", table.pages)
     heads = keys.shape[1]
     _require_heads(layer, q_heads, heads)
 
-    places = jnp.arange(keys.shape[2], dtype=jnp.int32)
+    places = _places(table, envelope.page_size, view)  # [S, J]
     last = jnp.minimum(positions, lengths[:, None] - 1)
-    sees = places[None, None, :] <= last[:, :, None]  # [S, Q, MT]
-    written = places[None, :] < lengths[:, None]  # [S, MT]
-    values = jnp.where(written[:, None, :, None], values, 0.0)
+    sees = places[:, None, :] <= last[:, :, None]  # [S, Q, J]
+    sees &= view.keeps(places[:, None, :], positions[:, :, None])
+    first = positions.min(axis=1, keepdims=True)
+    readable = (places < lengths[:, None]) & view.keeps(places, first)
+    values = jnp.where(readable[:, None, :, None], values, 0.0)
 
     scaled = q.astype(jnp.float32) * (width**-0.5 if scale is None else scale)
     grouped = scaled.reshape(seqs, steps, heads, q_heads // heads, width)
     grouped = grouped.transpose(0, 2, 1, 3, 4)  # [S, H, Q, G, D]
     scores = jnp.einsum("shqgd,shtd->shqgt", grouped, keys)
     scores = jnp.where(sees[:, None, :, None, :], scores, _MASKED)
-    weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
-    out = jnp.einsum("shqgt,shtd->shqgd", weights, values)
-    out = out / weights.sum(axis=-1, keepdims=True)
+    weights, total = _softmax(scores, sink_logits)
+    out = jnp.einsum("shqgt,shtd->shqgd", weights, values) / total
     out = out.transpose(0, 2, 1, 3, 4).reshape(seqs, steps, q_heads, -1)
     return out.astype(q.dtype)
 
@@ -116,20 +169,21 @@ def write_rows(
     layer: str,
     k: jax.Array,
     v: jax.Array,
-    table: jax.Array,
+    table: Table,
     starts: jax.Array,
     num_new: jax.Array,
+    view: View = ALL,
 ) -> jax.Array:
     """Write the keys and values of one layer's new tokens; shapes as in `attend`."""
     plans = [write_plan(envelope, layer, name) for name in ("k", "v")]
     for plan, rows in zip(plans, (k, v), strict=True):
         plan.require(rows.shape[2:], layer)
-    null = pages.shape[0]
     step = jnp.arange(k.shape[1], dtype=jnp.int32)[None, :]
-    place = starts[:, None] + step
-    at, slot = place // envelope.page_size, place % envelope.page_size
-    page = jnp.take_along_axis(table, at, axis=1, mode="fill", fill_value=null)
-    page = jnp.where(step < num_new[:, None], page, null)
+    sink_pages = view.sink_pages(envelope.page_size)
+    page, slot = _as_table(table).locate(
+        starts[:, None] + step, envelope.page_size, sink_pages
+    )
+    page = jnp.where(step < num_new[:, None], page, pages.shape[0])
     if plans[0].granule == plans[1].granule:
         parts = [
             _updates(plan, page, slot, rows)
@@ -163,6 +217,35 @@ def read_rows(
     # Without the barrier XLA's CPU backend puts words together from bytes in the order
     # that the product wants, at a stride: three times slower.
     return lax.optimization_barrier(rows.astype(jnp.float32))
+
+
+def _as_table(table: Table) -> GroupTable:
+    """Return the table of a group; an array's columns are the pages from 0 on."""
+    if isinstance(table, GroupTable):
+        return table
+    return GroupTable(table, jnp.zeros(table.shape[0], jnp.int32))
+
+
+def _places(table: GroupTable, page_size: int, view: View) -> jax.Array:
+    """Return i32[S, J]: the position of every slot of the table's pages."""
+    ordinals = table.ordinals(view.sink_pages(page_size))
+    slots = jnp.arange(page_size, dtype=jnp.int32)[None, None]
+    return (ordinals[:, :, None] * page_size + slots).reshape(len(ordinals), -1)
+
+
+def _softmax(
+    scores: jax.Array, sink_logits: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Return weights f32[S, H, Q, G, J] of scores before division, and their sums."""
+    most = scores.max(axis=-1, keepdims=True)
+    if sink_logits is None:
+        weights = jnp.exp(scores - most)
+        return weights, weights.sum(axis=-1, keepdims=True)
+    heads, group = scores.shape[1], scores.shape[3]
+    sink = sink_logits.astype(jnp.float32).reshape(1, heads, 1, group, 1)
+    most = jnp.maximum(most, sink)
+    weights = jnp.exp(scores - most)
+    return weights, weights.sum(axis=-1, keepdims=True) + jnp.exp(sink - most)
 
 
 def _as_rows(got: jax.Array, shape: tuple[int, ...], plan: ReadPlan) -> jax.Array:

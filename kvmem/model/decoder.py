@@ -6,7 +6,7 @@ The law: `paged`, in any chunks and batches, gives the logits of `dense`, which 
 cache; and with `axis_name` the ranks together give those of a single one.
 
     decoder = Decoder.from_params(spec, params)
-    pages, logits = decoder.paged(pages, envelope, tokens, starts, num_new, table)
+    pages, logits = decoder.paged(pages, envelopes, tokens, starts, num_new, tables)
 
 Letters: S sequences, Q new tokens, D hidden, H heads, V vocabulary rows of a rank.
 """
@@ -24,6 +24,7 @@ from kvmem.model.attention import attend_written, write_rows
 from kvmem.model.partition import Partition
 from kvmem.model.rotate import angles, rotate
 from kvmem.model.spec import ModelSpec
+from kvmem.pool.table import GroupTable
 
 __all__ = ["Decoder", "DecoderLayer", "Split"]
 
@@ -116,11 +117,11 @@ class Decoder(nnx.Module):
     def paged(
         self,
         pages: jax.Array,
-        envelope: Envelope,
+        envelopes: tuple[Envelope, ...],
         tokens: jax.Array,
         starts: jax.Array,
         num_new: jax.Array,
-        table: jax.Array,
+        tables: tuple[GroupTable, ...],
         axis_name: str | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Read new tokens after those in the pages; logits of the last one of each.
@@ -129,11 +130,11 @@ class Decoder(nnx.Module):
 
         Args:
             pages: u8[P, E], this rank's pages.
-            envelope: what their bytes mean; one layer of it a layer of the model.
+            envelopes: what their bytes mean, of the model's one group.
             tokens: i32[S, Q] new token ids, padded.
             starts: i32[S] tokens already in the pages.
             num_new: i32[S] how many of the Q are real; 0: the row takes no part.
-            table: i32[S, M] physical pages, null >= P.
+            tables: the physical pages of that group.
             axis_name: the mesh axis that sums over ranks; None: one rank.
 
         Returns:
@@ -141,6 +142,7 @@ class Decoder(nnx.Module):
             the vocabulary.
         """
         spec = self.partition.spec
+        (envelope,), (table,) = envelopes, tables
         x = self._embedded(tokens, axis_name)
         positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         cos, sin = angles(spec.rope, spec.head_dim, positions)

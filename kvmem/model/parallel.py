@@ -6,10 +6,12 @@ an axis "tp", or under `vmap` on one device (for tests: a prefill there copies b
 weights). The law: all three give the same logits.
 
     weights = load(spec, params, topology, mesh=mesh)
-    step = jax.jit(make_step(envelope, mesh=mesh), donate_argnums=1)
-    pages, logits = step(weights, pages, tokens, starts, num_new, table)
+    step = jax.jit(make_step(envelopes, mesh=mesh), donate_argnums=1)
+    pages, logits = step(weights, pages, tokens, starts, num_new, tables)
 
-Letters: R ranks, P pages, E page bytes, S sequences, Q new tokens, M table width.
+A model has an envelope and a table a lifecycle group, in the order of groups.
+
+Letters: R ranks, P pages, E page bytes, S sequences, Q new tokens.
 """
 
 import dataclasses
@@ -33,7 +35,8 @@ AXIS = "tp"
 
 StepFn = Callable[..., tuple[jax.Array, jax.Array]]
 """(weights, pages u8[R, P, E], tokens i32[S, Q], starts i32[S], num_new i32[S],
-table i32[S, M]) -> (pages, logits f32[S, V]); V counts the padded vocabulary."""
+tables: a GroupTable a group) -> (pages, logits f32[S, V]); V counts the padded
+vocabulary."""
 
 
 @jax.tree_util.register_dataclass
@@ -96,30 +99,33 @@ def load(
     )
 
 
-def make_step(envelope: Envelope, mesh: Mesh | None = None) -> StepFn:
-    """Return the pure step of all ranks: write the new tokens' KV, give next logits.
+def make_step(envelopes: tuple[Envelope, ...], mesh: Mesh | None = None) -> StepFn:
+    """Return the pure step of all ranks: write what tokens leave, give next logits.
 
     Jit it and donate its pages (argument 1): they are updated in place. A row's logits
     are those of its last new token; padded rows of the vocabulary are -inf. On a mesh
     the logits are sharded over ranks along the vocabulary.
 
     Args:
-        envelope: rank 0's page; the pages of all ranks have equal offsets.
+        envelopes: rank 0's page of each group, cut to the pool's; the pages of all
+            ranks have equal offsets.
         mesh: where the ranks live; None: one device, by `vmap` if they are several.
 
     Raises:
         IncompatiblePlan: an envelope of several arrays.
     """
-    _require_one_array(envelope)
+    for envelope in envelopes:
+        _require_one_array(envelope)
 
-    def step(weights, pages, tokens, starts, num_new, table):
+    def step(weights, pages, tokens, starts, num_new, tables):
         _require_ranks(weights, pages)
-        batch = (tokens, starts, num_new, table)
+        _require_tables(envelopes, tables)
+        batch = (tokens, starts, num_new, tables)
         if mesh is not None:
-            return _on_mesh(mesh, envelope, weights, pages, batch)
+            return _on_mesh(mesh, envelopes, weights, pages, batch)
         if weights.ranks > 1:
-            return _stacked(envelope, weights, pages, batch)
-        return _held(envelope, None, weights, pages, batch)
+            return _stacked(envelopes, weights, pages, batch)
+        return _held(envelopes, None, weights, pages, batch)
 
     return step
 
@@ -129,12 +135,12 @@ def page_sharding(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, _by_rank(mesh))
 
 
-def _on_mesh(mesh, envelope, weights, pages, batch):
+def _on_mesh(mesh, envelopes, weights, pages, batch):
     """Run every rank on its own device; their axis is the mesh's."""
     _require_mesh(mesh, weights.ranks)
     ranks, everywhere = _by_rank(mesh), PartitionSpec()
     run = jax.shard_map(
-        functools.partial(_held, envelope, AXIS),
+        functools.partial(_held, envelopes, AXIS),
         mesh=mesh,
         in_specs=(
             Weights(ranks, everywhere, weights.graph),
@@ -146,10 +152,10 @@ def _on_mesh(mesh, envelope, weights, pages, batch):
     return run(weights, pages, batch)
 
 
-def _stacked(envelope, weights, pages, batch):
+def _stacked(envelopes, weights, pages, batch):
     """Run every rank on one device; their axis is a batch axis."""
     run = jax.vmap(
-        functools.partial(_rank_step, envelope, AXIS),
+        functools.partial(_rank_step, envelopes, AXIS),
         in_axes=(Weights(0, None, weights.graph), 0, None),
         out_axes=(0, 1),
         axis_name=AXIS,
@@ -158,18 +164,18 @@ def _stacked(envelope, weights, pages, batch):
     return pages, logits.reshape(logits.shape[0], -1)
 
 
-def _held(envelope, axis_name, weights, pages, batch):
+def _held(envelopes, axis_name, weights, pages, batch):
     """Run the one rank that this device holds, under its rank axis of length 1."""
     split = jax.tree.map(lambda leaf: leaf.squeeze(0), weights.split)
     own = dataclasses.replace(weights, split=split)
-    pages, logits = _rank_step(envelope, axis_name, own, pages.squeeze(0), batch)
+    pages, logits = _rank_step(envelopes, axis_name, own, pages.squeeze(0), batch)
     return pages[None], logits
 
 
-def _rank_step(envelope, axis_name, weights, pages, batch):
+def _rank_step(envelopes, axis_name, weights, pages, batch):
     """Run one rank's decoder; no rank axis."""
     decoder = nnx.merge(weights.graph, weights.split, weights.shared)
-    return decoder.paged(pages, envelope, *batch, axis_name=axis_name)
+    return decoder.paged(pages, envelopes, *batch, axis_name=axis_name)
 
 
 def _by_rank(mesh: Mesh) -> PartitionSpec:
@@ -197,6 +203,19 @@ def _require_one_array(envelope: Envelope) -> None:
                 f"a step over pages in order {envelope.order!r}",
                 "an engine's pool is one array, and each layer is found in its pages",
                 "Use an order without a bar",
+            )
+        )
+
+
+def _require_tables(envelopes: tuple[Envelope, ...], tables: tuple) -> None:
+    """Refuse tables of other groups than the pages are made for."""
+    if not isinstance(tables, tuple) or len(tables) != len(envelopes):
+        found = len(tables) if isinstance(tables, tuple) else type(tables).__name__
+        raise IncompatiblePlan(
+            say(
+                f"tables of {found} groups for {len(envelopes)}",
+                "a step sees the pages of every lifecycle group",
+                "Give one GroupTable a group, in the order of groups",
             )
         )
 

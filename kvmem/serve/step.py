@@ -26,6 +26,7 @@ from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.model import parallel
 from kvmem.model.loaded import LoadedModel
 from kvmem.pool import dispatch
+from kvmem.pool.table import GroupTable
 from kvmem.serve.buckets import Bucket
 from kvmem.serve.scheduler import Row
 
@@ -66,7 +67,12 @@ def step(
     """
     table = pools.translate(pool, 0, batch.table)
     pages, logits = ranks(
-        weights, pool.pages, batch.tokens, batch.starts, batch.num_new, table
+        weights,
+        pool.pages,
+        batch.tokens,
+        batch.starts,
+        batch.num_new,
+        (GroupTable(table, batch.starts * 0),),
     )
     return dataclasses.replace(pool, pages=pages), logits
 
@@ -103,7 +109,7 @@ class Stepper:
         )
         self.num_traces: collections.Counter[Bucket] = collections.Counter()
         built = geometry.envelope.build(group, topology, 0, order)
-        ranks = parallel.make_step(built, self.mesh)
+        ranks = parallel.make_step((built,), self.mesh)
         self._jitted = jax.jit(functools.partial(self._count, ranks), donate_argnums=0)
 
     @property

@@ -8,6 +8,7 @@ from flax import nnx
 
 from kvmem.geometry import Rope, Topology, envelope, group_layers
 from kvmem.model.decoder import Decoder
+from kvmem.pool.table import GroupTable
 
 GOLDEN_PROMPT = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 GOLDEN = [7042, 30, 198, 198, 504, 2988, 314, 42, 216, 34, 32, 33, 40, 29, 32]
@@ -35,7 +36,8 @@ def compiled(decoder, env):
     def step(weights, pages, *batch):
         tokens, starts, num_new, table = batch
         model = nnx.merge(graph, weights)
-        return model.paged(pages, env, tokens, starts, num_new, table)
+        tables = (GroupTable(table, jnp.zeros_like(starts)),)
+        return model.paged(pages, (env,), tokens, starts, num_new, tables)
 
     return functools.partial(step, weights)
 

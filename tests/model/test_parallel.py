@@ -9,6 +9,7 @@ from kvmem.errors import IncompatiblePlan
 from kvmem.geometry import Topology, envelope, group_layers
 from kvmem.model import parallel
 from kvmem.model.decoder import Decoder
+from kvmem.pool.table import GroupTable
 
 PROMPTS = np.array([[5, 6, 7, 8, 9], [60, 2, 33, 0, 0]], np.int32)
 LENGTHS = np.array([5, 3], np.int32)
@@ -24,19 +25,25 @@ def poisoned(tp, env, mesh=None):
     return jax.device_put(pages, parallel.page_sharding(mesh))
 
 
+def tables_of(table):
+    """The tables of one group whose columns begin at page 0."""
+    return (GroupTable(table, np.zeros(len(table), np.int32)),)
+
+
 def greedy(spec, params, tp, mesh=None, steps=8):
     """Continue two prompts: tokens [2, steps] and the first logits."""
     env = page_of(spec, tp)
     weights = parallel.load(spec, params, Topology(tp=tp), mesh)
-    step = jax.jit(parallel.make_step(env, mesh), donate_argnums=1)
-    table = np.array([[3, 1, 4, 7], [0, 8, 2, 9]], np.int32)
+    step = jax.jit(parallel.make_step((env,), mesh), donate_argnums=1)
+    tables = tables_of(np.array([[3, 1, 4, 7], [0, 8, 2, 9]], np.int32))
     zeros, ones = np.zeros(2, np.int32), np.ones(2, np.int32)
-    args = (PROMPTS, zeros, LENGTHS, table)
+    args = (PROMPTS, zeros, LENGTHS, tables)
     pages, logits = step(weights, poisoned(tp, env, mesh), *args)
     first, out = np.asarray(logits), []
     for n in range(steps):
         out.append(np.asarray(logits).argmax(-1).astype(np.int32))
-        pages, logits = step(weights, pages, out[-1][:, None], LENGTHS + n, ones, table)
+        args = (out[-1][:, None], LENGTHS + n, ones, tables)
+        pages, logits = step(weights, pages, *args)
     return np.stack(out, 1), first
 
 
@@ -95,8 +102,9 @@ def test_logits_are_shards_of_the_padded_vocabulary(eight):
     mesh = meshes.make(Topology(tp=4))
     env, topology = page_of(spec, 4), Topology(tp=4)
     weights = parallel.load(spec, params, topology, mesh)
-    args = (PROMPTS, np.zeros(2, np.int32), LENGTHS, np.zeros((2, 4), np.int32))
-    step = jax.jit(parallel.make_step(env, mesh), donate_argnums=1)
+    tables = tables_of(np.zeros((2, 4), np.int32))
+    args = (PROMPTS, np.zeros(2, np.int32), LENGTHS, tables)
+    step = jax.jit(parallel.make_step((env,), mesh), donate_argnums=1)
     _, logits = step(weights, poisoned(4, env, mesh), *args)
     assert logits.shape == (2, 68)
     assert {shard.data.shape for shard in logits.addressable_shards} == {(2, 17)}
@@ -114,9 +122,9 @@ def test_a_decode_step_of_all_ranks_copies_no_pool(where, seqs, eight, pool_copi
     pages = np.zeros((tp, 4096, env.nbytes), np.uint8)
     pages = jax.device_put(pages, parallel.page_sharding(mesh))
     ones = np.ones(seqs, np.int32)
-    table = np.arange(4 * seqs, dtype=np.int32).reshape(seqs, 4)
-    step = jax.jit(parallel.make_step(env, mesh), donate_argnums=1)
-    program = step.lower(weights, pages, ones[:, None], ones, ones, table).compile()
+    tables = tables_of(np.arange(4 * seqs, dtype=np.int32).reshape(seqs, 4))
+    step = jax.jit(parallel.make_step((env,), mesh), donate_argnums=1)
+    program = step.lower(weights, pages, ones[:, None], ones, ones, tables).compile()
     held = pages.addressable_shards[0].data
     assert pool_copies(program, held, spare_nbytes=2**17) == []
 
@@ -139,6 +147,17 @@ def test_pages_of_another_number_of_ranks_are_refused(eight):
     spec, params, _, _ = eight
     env = page_of(spec, 2)
     weights = parallel.load(spec, params, Topology(tp=2))
-    args = (PROMPTS, jnp.zeros(2), LENGTHS, np.zeros((2, 4), np.int32))
+    args = (PROMPTS, jnp.zeros(2), LENGTHS, tables_of(np.zeros((2, 4), np.int32)))
     with pytest.raises(IncompatiblePlan, match="pages of 4 ranks with weights of 2"):
-        parallel.make_step(env)(weights, poisoned(4, env), *args)
+        parallel.make_step((env,))(weights, poisoned(4, env), *args)
+
+
+def test_tables_of_another_number_of_groups_are_refused(eight):
+    spec, params, _, _ = eight
+    env = page_of(spec, 1)
+    weights = parallel.load(spec, params)
+    table = np.zeros((2, 4), np.int32)
+    for tables in (table, (), tables_of(table) * 2):
+        args = (PROMPTS, jnp.zeros(2), LENGTHS, tables)
+        with pytest.raises(IncompatiblePlan, match="one GroupTable a group"):
+            parallel.make_step((env,))(weights, poisoned(1, env), *args)

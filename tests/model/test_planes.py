@@ -56,5 +56,5 @@ def test_keys_and_values_in_two_arrays_are_refused(group):
 def test_a_step_over_several_arrays_is_refused(group):
     built = envelope.build(group, Topology(), 0, envelope.apart("head_major", "layer"))
     with pytest.raises(errors.IncompatiblePlan, match="pool is one array") as refusal:
-        parallel.make_step(built)
+        parallel.make_step((built,))
     assert "Use an order without a bar" in str(refusal.value)
