@@ -39,7 +39,11 @@ def reserve(claims: Claims, owner: str, nbytes: int) -> Claims:
     held = dict(claims.taken)
     if nbytes < 0:
         raise errors.ConfigError(
-            errors.say(f"a claim of {nbytes} B", "bytes are counted from zero", "Ask")
+            errors.say(
+                f"a claim of {nbytes} B",
+                "bytes are counted from zero",
+                "Claim 0 or more",
+            )
         )
     if owner in held:
         raise errors.Conflict(

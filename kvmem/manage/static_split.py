@@ -41,8 +41,9 @@ def static_split(
         ConfigError: no groups, or shares of another number.
     """
     pool_of = merge(members)
-    weights = demand.shares(members, given=shares or (1,) * len(members))
-    parts = _cut(nbytes, weights)
+    given = (1,) * len(members) if shares is None else shares
+    weights = demand.shares(members, given=given)
+    parts = _cut(nbytes, given)
     counts = tuple(
         part // member.vpage_nbytes for part, member in zip(parts, members, strict=True)
     )
