@@ -153,7 +153,8 @@ def conversation_jobs(sizes: Sizes, folder: pathlib.Path) -> Jobs:
 
     def stacked() -> Timed:
         started = time.perf_counter()
-        orbax_save.save(folder / "stacked", "records", rows.reshape(1, -1))
+        stacked = {"records": (rows.reshape(-1), rows.nbytes)}
+        orbax_save.save(folder / "stacked", stacked)
         took = time.perf_counter() - started
         shutil.rmtree(folder / "stacked")
         return Timed(took)

@@ -13,7 +13,7 @@ from kvmem.errors import CorruptPage, say
 from kvmem.store import durable
 
 NAME = "manifest.json"
-VERSION = 2  # 1 had no parents in its sidecar
+VERSION = 3  # 1 had no parents in its sidecar, 2 a folder and padding for each file
 _HEAD, _MIDDLE, _TAIL = b'{"digest":"', b'","body":', b"}\n"
 
 

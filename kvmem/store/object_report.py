@@ -13,8 +13,8 @@ from kvmem.errors import ConfigError, CorruptPage, say
 from kvmem.store import bucket, manifest, object_segment, root_folder
 from kvmem.store.bucket import Bucket
 from kvmem.store.object_segment import MANIFESTS, ObjectSegment
-from kvmem.store.report import ArrayReport, SegmentRow
-from kvmem.store.segment import ARRAY, Facts
+from kvmem.store.report import SegmentRow, arrays
+from kvmem.store.segment import Facts
 
 _NAME = re.compile(rf"([^/]+)/([^/]+)/(?:{MANIFESTS}/(\d+)\.json|(\d+)-[0-9a-f]+/.+)")
 
@@ -66,8 +66,6 @@ def _row(
     if not isinstance(found, ObjectSegment):
         return SegmentRow(*ids, f"{number:08d}", found.status, (found.detail,))
     problems = object_segment.inspect(found) if verify else ()
-    num_files = -(-len(found.keys) // found.rows_per_file)
-    shape = num_files, found.rows_per_file * facts.row_nbytes
     return SegmentRow(
         *ids,
         found.name,
@@ -80,7 +78,7 @@ def _row(
         file_nbytes=sum(nbytes for nbytes, _ in found.objects.values()),
         created=found.created,
         used=found.created,
-        arrays=(ArrayReport(ARRAY, "uint8", shape),),
+        arrays=arrays(found),
     )
 
 

@@ -1,6 +1,7 @@
 """A segment on an object store: the array of a segment on disk, without a folder.
 
-    <model_id>/<format_id>/<number>-<hex>/records/   zarr3, u8[files, file bytes]
+    <model_id>/<format_id>/<number>-<hex>/records/   zarr3: see row_files.py
+                           <number>-<hex>/rest/
                            <number>-<hex>/chunks.safetensors
                            _segments/<number>.json   the manifest, put last
 
@@ -23,11 +24,12 @@ import numpy as np
 import tensorstore
 
 from kvmem.errors import CorruptPage, StoreLocked, say
-from kvmem.store import durable, manifest
-from kvmem.store import segment as segment_file
+from kvmem.store import durable, manifest, row_files, sidecar
 from kvmem.store.bucket import Bucket
 from kvmem.store.page_key import PageKey
-from kvmem.store.segment import ARRAY, SIDECAR, Facts
+from kvmem.store.row_files import Part
+from kvmem.store.segment import Facts
+from kvmem.store.sidecar import Key
 
 MANIFESTS = "_segments"
 _KIND, _FENCE = "kvmem segment", "kvmem fence"
@@ -41,8 +43,8 @@ class ObjectSegment:
     facts: Facts
     number: int
     name: str
-    keys: tuple[PageKey, ...]
-    parents: tuple[PageKey | None, ...]  # the key that each continues, None: unknown
+    keys: tuple[Key, ...]
+    parents: tuple[Key | None, ...]  # the key that each continues, None: unknown
     tokens: np.ndarray  # i32[C, chunk_tokens]
     checksums: tuple[bytes, ...]
     rows_per_file: int
@@ -55,10 +57,16 @@ class ObjectSegment:
         return len(self.keys) * self.facts.row_nbytes
 
     @functools.cached_property
-    def array(self) -> tensorstore.TensorStore:  # u8[files, file bytes]
+    def arrays(self) -> tuple[tuple[Part, tensorstore.TensorStore], ...]:
         """The records, opened; an object that is missing is an error, not zeros."""
-        spec = _array_spec(self.bucket, _home(self.facts, self.name))
-        return tensorstore.open(spec, read=True).result()
+        home = _home(self.facts, self.name)
+        parts = row_files.cut(len(self.keys), self.rows_per_file)
+        opening = [
+            tensorstore.open(_array_spec(self.bucket, home, part.name), read=True)
+            for part in parts
+        ]
+        found = [future.result() for future in opening]
+        return tuple(zip(parts, found, strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,13 +121,14 @@ def write(
     """
     name = f"{number:08d}-{secrets.token_hex(4)}"
     home, created = _home(facts, name), time.time()
-    per_file = segment_file.rows_per_file(*rows.shape)
+    per_file = row_files.rows_per_file(*rows.shape)
+    parts = row_files.cut(len(rows), per_file)
     checksums = tuple(durable.digest(row) for row in rows)
     try:
-        objects = _put_array(bucket, home, segment_file.by_file(rows, per_file))
-        sidecar = segment_file.pack_sidecar(keys, parents, tokens, checksums)
-        bucket.put(home + SIDECAR, sidecar)
-        objects[SIDECAR] = len(sidecar), durable.digest(sidecar).hex()
+        objects = _put_rows(bucket, home, rows, parts)
+        table = sidecar.pack(keys, parents, tokens, checksums)
+        bucket.put(home + sidecar.NAME, table)
+        objects[sidecar.NAME] = len(table), durable.digest(table).hex()
     except BaseException:
         _take_away(bucket, home)
         raise
@@ -130,7 +139,15 @@ def write(
         "facts": dataclasses.asdict(facts),
         "num_chunks": len(keys),
         "created": created,
-        "arrays": [{"name": ARRAY, "dtype": "uint8", "rows_per_file": per_file}],
+        "arrays": [
+            {
+                "name": part.name,
+                "dtype": "uint8",
+                "rows": part.stop - part.start,
+                "rows_per_file": part.rows_per_file,
+            }
+            for part in parts
+        ],
         "checksum": "xxh3-128",
         "files": objects,
     }
@@ -179,17 +196,17 @@ def load(
         is_ours = (found.model_id, found.format_id) == (facts.model_id, facts.format_id)
         resized = is_ours and found != facts
         return Unreadable(number, "format" if resized else "foreign", detail)
-    sidecar = bucket.read(_home(facts, body["segment"]) + SIDECAR) or b""
-    if [len(sidecar), durable.digest(sidecar).hex()] != body["files"][SIDECAR]:
-        return Unreadable(number, "damaged", f"{SIDECAR}: missing, or digest differs")
-    (array,) = body["arrays"]
+    table = bucket.read(_home(facts, body["segment"]) + sidecar.NAME) or b""
+    if [len(table), durable.digest(table).hex()] != body["files"][sidecar.NAME]:
+        detail = f"{sidecar.NAME}: missing, or digest differs"
+        return Unreadable(number, "damaged", detail)
     return ObjectSegment(
         bucket,
         facts,
         number,
         body["segment"],
-        *segment_file.unpack_sidecar(sidecar),
-        array["rows_per_file"],
+        *sidecar.unpack(table),
+        body["arrays"][0]["rows_per_file"],
         body["created"],
         {path: tuple(said) for path, said in body["files"].items()},
     )
@@ -218,10 +235,12 @@ def read(
         places.setdefault(row // per_file, []).append(i)
     try:
         pending = []
-        for file, mine in places.items():
-            at = [rows[i] % per_file for i in mine]
-            span = segment.array[file, min(at) * nbytes : (max(at) + 1) * nbytes]
-            pending.append((mine, [a - min(at) for a in at], span.read()))
+        for mine in places.values():
+            at = [rows[i] for i in mine]
+            first, last = min(at), max(at)
+            part, array = segment.arrays[int(first >= segment.arrays[0][0].stop)]
+            span = array[part.span(first, last + 1 - first, nbytes)]
+            pending.append((mine, [row - first for row in at], span.read()))
     except (ValueError, OSError) as error:
         return [("damaged", str(error))] * len(rows)
     faults: list[tuple[str, str] | None] = [None] * len(rows)
@@ -277,35 +296,40 @@ def _commit(bucket: Bucket, facts: Facts, number: int, body: dict) -> None:
         )
 
 
-def _array_spec(bucket: Bucket, home: str) -> dict:
+def _array_spec(bucket: Bucket, home: str, name: str) -> dict:
     return {
         "driver": "zarr3",
-        "kvstore": bucket.spec(f"{home}{ARRAY}/"),
+        "kvstore": bucket.spec(f"{home}{name}/"),
         "store_data_equal_to_fill_value": True,
         "fill_missing_data_reads": False,
     }
 
 
-def _put_array(
-    bucket: Bucket, home: str, files: np.ndarray
+def _put_rows(
+    bucket: Bucket, home: str, rows: np.ndarray, parts: Sequence[Part]
 ) -> dict[str, tuple[int, str]]:
-    """Write u8[files, file bytes], an object a file; return its objects."""
-    grid = {"chunk_shape": [1, files.shape[1]]}
-    metadata = {
-        "shape": list(files.shape),
-        "data_type": "uint8",
-        "chunk_grid": {"name": "regular", "configuration": grid},
-    }
-    spec = _array_spec(bucket, home) | {"metadata": metadata}
+    """Write each part as an array, an object a file; return all their objects."""
+    said: dict[str, bytes | np.ndarray] = {}
     with bucket.told("put", home):
-        array = tensorstore.open(spec, create=True).result()
-        array.write(files).result()
-    about = bucket.read(f"{home}{ARRAY}/zarr.json")
-    said = {f"{ARRAY}/zarr.json": about} | {
-        f"{ARRAY}/c/{i}/0": file for i, file in enumerate(files)
-    }
+        for part in parts:
+            flat = rows[part.start : part.stop].reshape(-1)
+            file_nbytes = part.rows_per_file * rows.shape[1]
+            grid = {"chunk_shape": [file_nbytes]}
+            metadata = {
+                "shape": list(flat.shape),
+                "data_type": "uint8",
+                "chunk_grid": {"name": "regular", "configuration": grid},
+            }
+            spec = _array_spec(bucket, home, part.name) | {"metadata": metadata}
+            array = tensorstore.open(spec, create=True).result()
+            array.write(flat).result()
+            said |= {name: rows[start:stop] for name, start, stop in part.files()}
+    for part in parts:
+        about = f"{part.name}/zarr.json"
+        said[about] = bucket.read(home + about)
     return {
-        name: (len(data), durable.digest(data).hex()) for name, data in said.items()
+        name: (memoryview(data).nbytes, durable.digest(data).hex())
+        for name, data in said.items()
     }
 
 

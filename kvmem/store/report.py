@@ -11,9 +11,10 @@ models beforehand. With `verify` every byte is read, and `problems` says what is
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kvmem.errors import CorruptPage
-from kvmem.store import index, manifest, root_folder, rows, segment
+from kvmem.store import index, manifest, root_folder, row_files, rows, segment
 from kvmem.store.segment import Facts, Unusable
 
 
@@ -81,8 +82,6 @@ def _row(folder: Path, verify: bool) -> SegmentRow:
             model_id, format_id, name, found.status, problems, file_nbytes=nbytes
         )
     problems = rows.inspect(found) if verify else ()
-    num_files = -(-len(found.keys) // found.rows_per_file)
-    shape = num_files, found.rows_per_file * facts.row_nbytes
     return SegmentRow(
         model_id,
         format_id,
@@ -96,7 +95,19 @@ def _row(folder: Path, verify: bool) -> SegmentRow:
         file_nbytes=nbytes,
         created=found.created,
         used=found.used_ns / 1e9,
-        arrays=(ArrayReport(f"{segment.ORBAX}/{segment.ARRAY}", "uint8", shape),),
+        arrays=arrays(found, f"{segment.ORBAX}/"),
+    )
+
+
+def arrays(held: Any, under: str = "") -> tuple[ArrayReport, ...]:
+    """Return a segment's arrays, below what they lie."""
+    return tuple(
+        ArrayReport(
+            under + part.name,
+            "uint8",
+            ((part.stop - part.start) * held.facts.row_nbytes,),
+        )
+        for part in row_files.cut(len(held.keys), held.rows_per_file)
     )
 
 

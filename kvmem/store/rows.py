@@ -17,8 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import tensorstore
 
-from kvmem.store import durable, manifest
-from kvmem.store.segment import ARRAY, ORBAX, Segment
+from kvmem.store import durable, manifest, row_files
+from kvmem.store.row_files import Part
+from kvmem.store.segment import ORBAX, Segment
 
 NEVER = float("inf")
 
@@ -30,24 +31,28 @@ class Fault(NamedTuple):
     detail: str
 
 
-_opened: weakref.WeakKeyDictionary[Segment, tensorstore.TensorStore] = (
+class Opened(NamedTuple):
+    """An array of a segment that is open for reading."""
+
+    part: Part
+    array: tensorstore.TensorStore  # u8[rows * row_nbytes]
+
+
+_opened: weakref.WeakKeyDictionary[Segment, tuple[Opened, ...]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def open_array(segment: Segment, deadline: float = NEVER) -> tensorstore.TensorStore:
-    """Return a segment's records on disk, u8[files, file bytes], opened once."""
-    array = _opened.get(segment)
-    if array is None:
-        path = str(segment.folder / ORBAX / ARRAY)
-        spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}
-        num_files = -(-len(segment.keys) // segment.rows_per_file)
-        shape = [num_files, segment.rows_per_file * segment.facts.row_nbytes]
-        opening = tensorstore.open(
-            spec, read=True, dtype=tensorstore.uint8, shape=shape
-        )
-        array = _opened[segment] = _wait(opening, deadline)
-    return array
+def open_arrays(segment: Segment, deadline: float = NEVER) -> tuple[Opened, ...]:
+    """Return a segment's arrays on disk, opened once, in the order of the rows."""
+    arrays = _opened.get(segment)
+    if arrays is None:
+        parts = row_files.cut(len(segment.keys), segment.rows_per_file)
+        opening = [_open(segment, part) for part in parts]
+        found = [_wait(future, deadline) for future in opening]
+        arrays = tuple(map(Opened, parts, found))
+        _opened[segment] = arrays
+    return arrays
 
 
 def read(
@@ -70,14 +75,14 @@ def read(
         deadline: on the clock of `time.monotonic`.
     """
     try:
-        array = open_array(segment, deadline)
+        arrays = open_arrays(segment, deadline)
     except (ValueError, OSError) as error:
         return [_fault(segment, error, deadline)] * len(rows)
     nbytes, target = segment.facts.row_nbytes, tensorstore.array(out.reshape(-1))
     pending = []
     for start, stop in _runs(rows, segment.rows_per_file):
-        file, first = divmod(rows[start], segment.rows_per_file)
-        source = array[file, first * nbytes : (first + stop - start) * nbytes]
+        part, array = arrays[int(rows[start] >= arrays[0].part.stop)]
+        source = array[part.span(rows[start], stop - start, nbytes)]
         future = target[start * nbytes : stop * nbytes].write(source)
         pending += [future] * (stop - start)
     return [
@@ -140,6 +145,15 @@ def _settle(segment, row, future, out, deadline) -> Fault | None:
             return _evicted(segment)
         return Fault("checksum", "the bytes read differ from those written")
     return None
+
+
+def _open(
+    segment: Segment, part: Part
+) -> "tensorstore.Future[tensorstore.TensorStore]":
+    path = str(segment.folder / ORBAX / part.name)
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}
+    shape = [(part.stop - part.start) * segment.facts.row_nbytes]
+    return tensorstore.open(spec, read=True, dtype=tensorstore.uint8, shape=shape)
 
 
 def _wait[T](future: "tensorstore.Future[T]", deadline: float) -> T:

@@ -1,6 +1,6 @@
 """A segment: one folder of many chunks, written once, sealed, never changed.
 
-    <segment>/orbax/             an Orbax checkpoint of one array, u8[files, file bytes]
+    <segment>/orbax/             an Orbax checkpoint of the rows: see row_files.py
               chunks.safetensors keys, parents, tokens and checksums, one row a chunk
               manifest.json      what this is and every file's size and digest, last
 
@@ -9,10 +9,11 @@ synced, so what it returned from survives a power loss; without its manifest a s
 is not there, and `drop` takes the manifest first. Orbax commits, and kvmem seals: Orbax
 syncs its chunk files, but neither its own metadata nor the parent after its rename.
 
-Rows are stacked in one array; a file holds as many as make about a MiB (each file costs
-a millisecond or two to make durable), and one where a row alone is as large.
+Digests are those of the records that were put, made while Orbax writes them; only what
+Orbax added is read back.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import time
@@ -20,19 +21,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import safetensors.numpy
+import xxhash
 
 from kvmem.errors import CorruptPage
-from kvmem.store import durable, manifest, orbax_save
+from kvmem.store import durable, manifest, orbax_save, row_files, sidecar
 from kvmem.store.io import DISK, Disk
-from kvmem.store.page_key import KEY_NBYTES, PageKey
+from kvmem.store.page_key import PageKey
+from kvmem.store.row_files import Part
+from kvmem.store.sidecar import Key
 
-ARRAY = "records"
 ORBAX = "orbax"
-SIDECAR = "chunks.safetensors"
-FILE_NBYTES = 2**20  # rows are gathered into files of about this
-_NO_PARENT = bytes(KEY_NBYTES)  # no digest is zero
-_FIXED_NBYTES, _NBYTES_A_FILE, _NBYTES_A_CHUNK = 4096, 192, 96  # besides the rows
+_FIXED_NBYTES, _NBYTES_A_FILE, _NBYTES_A_CHUNK = 5120, 192, 96  # besides the rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +55,8 @@ class Segment:
 
     folder: Path
     facts: Facts
-    keys: tuple[PageKey, ...]
-    parents: tuple[PageKey | None, ...]  # the key that each continues, None: unknown
+    keys: tuple[Key, ...]
+    parents: tuple[Key | None, ...]  # the key that each continues, None: unknown
     tokens: np.ndarray  # i32[C, chunk_tokens]
     checksums: tuple[bytes, ...]
     created: float  # seconds since the epoch
@@ -116,20 +115,21 @@ def write(
         parents: the key that each chunk continues, None where that is unknown.
         disk: what the steps go through.
     """
-    checksums = tuple(durable.digest(row) for row in rows)
     parents = tuple(parents or [None] * len(keys))
     created = time.time()
-    per_file = rows_per_file(*rows.shape)
+    per_file = row_files.rows_per_file(*rows.shape)
+    parts = row_files.cut(len(rows), per_file)
     disk.mkdir(folder)
     try:
-        files_ = by_file(rows, per_file)
-        disk.orbax(
-            folder / ORBAX, lambda: orbax_save.save(folder / ORBAX, ARRAY, files_)
-        )
-        disk.write(folder / SIDECAR, pack_sidecar(keys, parents, tokens, checksums))
-        files = durable.seal_tree(folder, disk)
+        with concurrent.futures.ThreadPoolExecutor(1) as beside:
+            summing = beside.submit(_sums, rows, parts)
+            disk.orbax(folder / ORBAX, lambda: _save(folder / ORBAX, rows, parts))
+            checksums, written = summing.result()
+        table = sidecar.pack(keys, parents, tokens, checksums)
+        disk.write(folder / sidecar.NAME, table)
+        files = durable.seal_tree(folder, disk, written)
         disk.sync(folder.parent)
-        body = _body(folder.name, facts, len(keys), created, per_file, files)
+        body = _body(folder.name, facts, parts, created, files)
         data = manifest.pack(body)
         durable.write_file(folder / manifest.NAME, data, disk)
     except BaseException:
@@ -174,18 +174,17 @@ def load(folder: Path, facts: Facts) -> Segment | Unusable:
     if refusal := _refuse(folder.name, facts, body):
         return refusal
     try:
-        sidecar = (folder / SIDECAR).read_bytes()
+        table = (folder / sidecar.NAME).read_bytes()
     except OSError as error:
-        return Unusable(folder.name, "damaged", f"{SIDECAR}: {error}")
-    if [len(sidecar), durable.digest(sidecar).hex()] != body["files"][SIDECAR]:
-        return Unusable(folder.name, "damaged", f"{SIDECAR}: digest differs")
-    (array,) = body["arrays"]
+        return Unusable(folder.name, "damaged", f"{sidecar.NAME}: {error}")
+    if [len(table), durable.digest(table).hex()] != body["files"][sidecar.NAME]:
+        return Unusable(folder.name, "damaged", f"{sidecar.NAME}: digest differs")
     return Segment(
         folder,
         facts,
-        *unpack_sidecar(sidecar),
+        *sidecar.unpack(table),
         created=body["created"],
-        rows_per_file=array["rows_per_file"],
+        rows_per_file=body["arrays"][0]["rows_per_file"],
         file_nbytes=len(data) + sum(nbytes for nbytes, _ in body["files"].values()),
         used_ns=used_ns,
     )
@@ -195,85 +194,58 @@ def estimate(facts: Facts, num_chunks: int) -> int:
     """Return the most bytes that the files of a segment of so many chunks take."""
     if not num_chunks:
         return 0
-    per_file = rows_per_file(num_chunks, facts.row_nbytes)
-    num_files = -(-num_chunks // per_file)
-    chunk_nbytes = _NBYTES_A_CHUNK + 4 * facts.chunk_tokens
-    return (
-        _FIXED_NBYTES
-        + num_files * (per_file * facts.row_nbytes + _NBYTES_A_FILE)
-        + num_chunks * chunk_nbytes
-    )
+    num_files = -(-num_chunks // row_files.rows_per_file(num_chunks, facts.row_nbytes))
+    chunk_nbytes = facts.row_nbytes + _NBYTES_A_CHUNK + 4 * facts.chunk_tokens
+    return _FIXED_NBYTES + num_files * _NBYTES_A_FILE + num_chunks * chunk_nbytes
 
 
-def rows_per_file(num_rows: int, row_nbytes: int) -> int:
-    """Return how many rows make a file of about FILE_NBYTES, shared out evenly."""
-    most = max(1, FILE_NBYTES // row_nbytes)
-    num_files = -(-num_rows // most)
-    return -(-num_rows // num_files)
-
-
-def by_file(rows: np.ndarray, per_file: int) -> np.ndarray:
-    """Return u8[files, file bytes]; zeros fill the last file, no copy if it is full."""
-    num_files = -(-len(rows) // per_file)
-    if num_files * per_file != len(rows):
-        filler = np.zeros((num_files * per_file - len(rows), rows.shape[1]), np.uint8)
-        rows = np.concatenate([rows, filler])
-    return rows.reshape(num_files, -1)
-
-
-def pack_sidecar(
-    keys: Sequence[PageKey],
-    parents: Sequence[PageKey | None],
-    tokens: np.ndarray,
-    checksums: Sequence[bytes],
-) -> bytes:
-    """Return the table of a segment's chunks; `unpack_sidecar` reads it."""
-
-    def table(rows) -> np.ndarray:
-        return np.frombuffer(b"".join(rows), np.uint8).reshape(len(keys), -1)
-
-    tensors = {
-        "keys": table(keys),
-        "parents": table(parent or _NO_PARENT for parent in parents),
-        "tokens": np.ascontiguousarray(tokens, "<i4"),
-        "checksums": table(checksums),
+def _save(path: Path, rows: np.ndarray, parts: Sequence[Part]) -> None:
+    """Let Orbax commit the rows, each part an array."""
+    nbytes = rows.shape[1]
+    arrays = {
+        part.name: (
+            rows[part.start : part.stop].reshape(-1),
+            part.rows_per_file * nbytes,
+        )
+        for part in parts
     }
-    return safetensors.numpy.save(tensors)
+    orbax_save.save(path, arrays)
 
 
-def unpack_sidecar(data: bytes) -> tuple[tuple, tuple, np.ndarray, tuple]:
-    """Return keys, parents, tokens, checksums."""
-    tensors = safetensors.numpy.load(data)
-
-    def rows(name) -> list[bytes]:
-        table = tensors[name]
-        width, flat = table.shape[1], table.tobytes()
-        return [flat[at : at + width] for at in range(0, len(flat), width)]
-
-    keys = tuple(map(PageKey, rows("keys")))
-    known = {bytes(key): key for key in keys} | {_NO_PARENT: None}
-    parents = tuple(
-        known[row] if row in known else PageKey(row) for row in rows("parents")
-    )
-    return keys, parents, tensors["tokens"], tuple(rows("checksums"))
+def _sums(
+    rows: np.ndarray, parts: Sequence[Part]
+) -> tuple[tuple[bytes, ...], dict[str, durable.Written]]:
+    """Return the checksum of each row, and what each file of rows is to hold."""
+    written = {}
+    for part in parts:
+        for name, start, stop in part.files():
+            running = xxhash.xxh3_128(rows[start:stop])
+            nbytes = (stop - start) * rows.shape[1]
+            held = durable.Written(nbytes, running, orbax_save.check_tail)
+            written[f"{ORBAX}/{name}"] = held
+    return tuple(map(durable.digest, rows)), written
 
 
-def _body(name, facts, num_chunks, created, rows_per_file, files) -> dict:
-    """Return the manifest's body; `arrays` leaves room for one array a group."""
-    array = {
-        "name": ARRAY,
-        "path": f"{ORBAX}/{ARRAY}",
-        "dtype": "uint8",
-        "rows_per_file": rows_per_file,
-    }
+def _body(name, facts, parts, created, files) -> dict:
+    """Return the manifest's body."""
+    arrays = [
+        {
+            "name": part.name,
+            "path": f"{ORBAX}/{part.name}",
+            "dtype": "uint8",
+            "rows": part.stop - part.start,
+            "rows_per_file": part.rows_per_file,
+        }
+        for part in parts
+    ]
     return {
         "kind": "kvmem segment",
         "version": manifest.VERSION,
         "segment": name,
         "facts": dataclasses.asdict(facts),
-        "num_chunks": num_chunks,
+        "num_chunks": parts[-1].stop,
         "created": created,
-        "arrays": [array],
+        "arrays": arrays,
         "checksum": "xxh3-128",
         "files": {path: [nbytes, sum_.hex()] for path, (nbytes, sum_) in files.items()},
     }

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kvmem import store
-from kvmem.store import bucket, segment
+from kvmem.store import bucket, row_files
 
 CHUNK, RECORD = 4, 96
 
@@ -67,7 +67,7 @@ def open_store(tmp_path: Path) -> Callable[..., store.PageStore]:
 @pytest.fixture
 def a_file_a_row(monkeypatch):
     """Rows as small as these would share one file, and damage needs its own."""
-    monkeypatch.setattr(segment, "FILE_NBYTES", 1)
+    monkeypatch.setattr(row_files, "FILE_NBYTES", 1)
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ print(hashlib.sha256(np.asarray(pages).tobytes()).hexdigest())
     said = run_python(code, XLA_FLAGS=None).split("\n")
     chunk_nbytes = PAGE * group.record_nbytes
     assert said[0] == f"m f ok {TOKENS // PAGE} {group.record_nbytes}"
-    shape = f"(1, {TOKENS // PAGE * chunk_nbytes})"
+    shape = f"({TOKENS // PAGE * chunk_nbytes},)"
     assert said[1] == (
         f"ArrayReport(path='orbax/records', dtype='uint8', shape={shape})"
     )

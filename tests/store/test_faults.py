@@ -122,7 +122,7 @@ def test_any_two_files_of_a_segment_that_are_swapped_are_seen(written, open_stor
 def test_rows_swapped_between_segments_are_never_served(written, open_store):
     chunks, folder = written
     first, second = sorted(folder.iterdir())
-    row = f"{segment.ORBAX}/{segment.ARRAY}/c/0/0"
+    row = f"{segment.ORBAX}/records/c/0"
     one, other = (first / row).read_bytes(), (second / row).read_bytes()
     (first / row).write_bytes(other)
     (second / row).write_bytes(one)
@@ -220,7 +220,7 @@ def test_damage_is_reported_for_the_whole_root(written, open_store):
         ("m", "f", "ok", 3),
         ("m", "f", "ok", 2),
     ]
-    assert rows[0].arrays == (store.ArrayReport("orbax/records", "uint8", (3, 384)),)
+    assert rows[0].arrays == (store.ArrayReport("orbax/records", "uint8", (1152,)),)
     assert rows[0].nbytes == 3 * CHUNK * RECORD
     assert rows[0].file_nbytes == sum(
         p.stat().st_size for p in files_of(folder / rows[0].segment)

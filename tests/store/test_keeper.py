@@ -5,7 +5,7 @@ import pytest
 
 from kvmem import store
 from kvmem.errors import ConfigError, InvalidId, StoreLocked
-from kvmem.store import segment
+from kvmem.store import row_files, segment
 from kvmem.store.io import Disk
 
 CHUNK, RECORD = 4, 512
@@ -252,12 +252,12 @@ def test_live_chunks_of_several_sparse_segments_meet_in_one(open_wide, chat):
 
 def test_a_chunk_that_cannot_be_read_keeps_its_segment(open_wide, chat, monkeypatch):
     """A read error never deletes data: the bytes may be read another day."""
-    monkeypatch.setattr(segment, "FILE_NBYTES", 1)
+    monkeypatch.setattr(row_files, "FILE_NBYTES", 1)
     st, long = open_wide(), chat(10)
     old = st.put(*long).segment
     for key in long.keys[4:]:
         st._index.evict(key)
-    path = st._folder / old / "orbax" / "records" / "c" / "1" / "0"
+    path = st._folder / old / "orbax" / "records" / "c" / "1"
     data = path.read_bytes()
     path.write_bytes(data[:-7])
     done = st.gc()

@@ -12,7 +12,7 @@ import pytest
 import tensorstore
 
 from kvmem import errors, store
-from kvmem.store import manifest, object_segment, segment, writer_lease
+from kvmem.store import manifest, object_segment, row_files, writer_lease
 
 CHUNK, RECORD = 4, 96
 ROW = CHUNK * RECORD
@@ -75,7 +75,7 @@ def test_rows_share_objects_and_are_read_alone(open_objects, make_chunks, s3):
 
 
 def test_many_objects_hold_a_large_segment(open_objects, make_chunks, s3, monkeypatch):
-    monkeypatch.setattr(segment, "FILE_NBYTES", 3 * ROW)
+    monkeypatch.setattr(row_files, "FILE_NBYTES", 3 * ROW)
     chunks = make_chunks(8)
     made = open_objects()
     made.put(*chunks)
@@ -154,7 +154,7 @@ def test_a_put_that_fails_leaves_nothing_that_is_read(
         raise OSError(5, "the server went away")
 
     if step == "array":
-        monkeypatch.setattr(object_segment, "_put_array", fail)
+        monkeypatch.setattr(object_segment, "_put_rows", fail)
     else:
         verb = "put" if step == "sidecar" else "put_new"
         monkeypatch.setattr(made._bucket, verb, fail)
@@ -530,7 +530,7 @@ _KILLED = """
 import sys
 import numpy as np
 from kvmem import store
-store.segment.FILE_NBYTES = 1 << 14
+store.row_files.FILE_NBYTES = 1 << 14
 random = np.random.default_rng({seed})
 with store.ObjectStore.open({url!r}, "m", "f", 96, 4, lease_s=0.2, **{place!r}) as made:
     for number in range(1000):

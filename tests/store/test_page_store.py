@@ -21,7 +21,7 @@ CHUNK, RECORD = 4, 96
 def row_file(st, row, segment_name=None):
     """The file of a row in the store's only or named segment."""
     name = segment_name or next(iter(st._index.segments))
-    return st._folder / name / segment.ORBAX / segment.ARRAY / "c" / str(row) / "0"
+    return st._folder / name / segment.ORBAX / "records" / "c" / str(row)
 
 
 def flip(path, position=5):
@@ -269,8 +269,8 @@ def test_without_verification_the_flipped_byte_would_have_been_served(
     st.put(*chunks)
     flip(row_file(st, 1))
     (only,) = st._index.segments.values()
-    row = rows.open_array(only)[1].read().result()
-    assert np.sum(row != chunks.records.reshape(3, -1)[1]) == 1
+    flat = rows.open_arrays(only)[0].array.read().result()
+    assert np.sum(flat != chunks.records.reshape(-1)) == 1
 
 
 @pytest.mark.case("PER-11")
@@ -492,15 +492,15 @@ def test_verify_names_what_is_wrong(open_store, make_chunks):
     (report,) = st.verify()
     assert report.status == "damaged"
     assert report.problems == (
-        "orbax/records/c/1/0: digest differs",
+        "orbax/records/c/1: digest differs",
         "chunk 1: checksum: the bytes read differ from those written",
     )
     os.truncate(row_file(st, 1), 100)
     row_file(st, 2).unlink()
     (report,) = st.verify()
     assert report.problems[:2] == (
-        "orbax/records/c/1/0: 100 bytes, written with 404",
-        "orbax/records/c/2/0: missing",
+        "orbax/records/c/1: 100 bytes, written with 404",
+        "orbax/records/c/2: missing",
     )
     assert report.problems[2].startswith("chunk 1: damaged: ")
     assert report.problems[3].startswith("chunk 2: checksum: ")

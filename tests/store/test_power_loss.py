@@ -186,7 +186,8 @@ def test_a_power_loss_takes_nothing_acknowledged(tmp_path, make_chunks):
     disk = played(tmp_path, chunks)
     moments = list(enumerate(disk.moments))
     assert len(moments) > 60 and moments[-1][1].acked == 5
-    some = moments[::6] + moments[-2:]
+    some = [each for each in moments if each[0] % 6 == 0] + moments[-1:]
+    some = list(dict(some).items())
     assert lost(tmp_path, disk, chunks, some, range(3)) == []
 
 
@@ -200,7 +201,7 @@ def test_a_power_loss_at_any_step_takes_nothing_acknowledged(tmp_path, make_chun
 
 FORGOTTEN = {
     "a file of Orbax's": lambda step: step.path.name == "zarr.json",
-    "the records": lambda step: step.path.parent.parent.name == "c",
+    "the records": lambda step: step.path.parent.name == "c",
     "the table of chunks": lambda step: step.path.name == "chunks.safetensors",
     "a folder of Orbax's": lambda step: step.path.name == "c",
     "the segment's folder": lambda step: step.path.parent.name == "f",

@@ -20,7 +20,7 @@ def hang(make_chunks):
 
     def replace(st, row):
         (only,) = st._index.segments.values()
-        path = only.folder / segment.ORBAX / segment.ARRAY / "c" / str(row) / "0"
+        path = only.folder / segment.ORBAX / "records" / "c" / str(row)
         saved = path.with_name("saved")
         path.rename(saved)
         os.mkfifo(path)
@@ -68,7 +68,7 @@ def test_an_array_that_does_not_open_in_time_is_a_miss(open_store, make_chunks):
     chunks, st = make_chunks(3), open_store()
     st.put(*chunks)
     (only,) = st._index.segments.values()
-    about = only.folder / segment.ORBAX / segment.ARRAY / "zarr.json"
+    about = only.folder / segment.ORBAX / "records" / "zarr.json"
     data = about.read_bytes()
     about.unlink()
     os.mkfifo(about)
@@ -182,9 +182,9 @@ def test_an_entry_replaced_by_other_bytes_is_never_mixed(open_store, make_chunks
     writer.put(*chunks)
     reader = open_store(read_only=True)
     (only,) = writer._index.segments.values()
-    files = only.folder / segment.ORBAX / segment.ARRAY / "c"
+    files = only.folder / segment.ORBAX / "records" / "c"
     for row in range(3, 6):
-        path = files / str(row) / "0"
+        path = files / str(row)
         data = bytearray(path.read_bytes())
         data[: CHUNK * RECORD] = other.records[
             row * CHUNK : (row + 1) * CHUNK

@@ -7,7 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from kvmem.store import durable, manifest, orbax_save, segment
+from kvmem.errors import CorruptPage
+from kvmem.store import durable, manifest, orbax_save, row_files, segment, sidecar
 from kvmem.store import rows as rows_on_disk
 from kvmem.store.segment import Facts, Unusable
 
@@ -58,30 +59,46 @@ def test_a_row_of_zeros_and_a_row_of_ff_come_back(tmp_path, make_chunks):
 
 
 def test_orbax_keeps_one_stacked_uncompressed_array(written):
-    array = written.folder / segment.ORBAX / segment.ARRAY
+    array = written.folder / segment.ORBAX / "records"
     about = json.loads((array / "zarr.json").read_text())
-    assert about["shape"] == [5, 384] and about["data_type"] == "uint8"
-    assert about["chunk_grid"]["configuration"]["chunk_shape"] == [1, 384]
+    assert about["shape"] == [5 * 384] and about["data_type"] == "uint8"
+    assert about["chunk_grid"]["configuration"]["chunk_shape"] == [384]
     codecs = [c["name"] for c in about["codecs"][0]["configuration"]["codecs"]]
     assert codecs == ["bytes"]
-    files = sorted(p.relative_to(array).as_posix() for p in array.rglob("0/0"))
-    assert len([p for p in array.rglob("c/*/0") if p.is_file()]) == 5, files
+    assert sorted(os.listdir(array / "c")) == ["0", "1", "2", "3", "4"]
+
+
+def test_orbax_itself_restores_the_rows(tmp_path, make_chunks, monkeypatch):
+    import orbax.checkpoint as ocp
+
+    monkeypatch.setattr(row_files, "FILE_NBYTES", 2 * FACTS.row_nbytes)
+    chunks = make_chunks(5)
+    rows = chunks.records.reshape(5, -1)
+    seg = segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.restore(seg.folder / segment.ORBAX)
+    assert {name: array.size for name, array in tree.items()} == {
+        "records": 4 * 384,
+        "rest": 384,
+    }
+    flat = np.concatenate([tree["records"], tree["rest"]])
+    np.testing.assert_array_equal(flat.reshape(5, -1), rows)
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 4, 5, 7, 11, 12, 13])
 def test_small_rows_share_files_and_come_back_in_any_order(
     tmp_path, make_chunks, monkeypatch, num
 ):
-    monkeypatch.setattr(segment, "FILE_NBYTES", 3 * FACTS.row_nbytes + 100)
+    monkeypatch.setattr(row_files, "FILE_NBYTES", 3 * FACTS.row_nbytes + 100)
     chunks = make_chunks(num)
     rows = chunks.records.reshape(num, -1)
     segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
     seg = segment.load(tmp_path / NAME, FACTS)
     assert rows_on_disk.inspect(seg) == ()
-    array = seg.folder / segment.ORBAX / segment.ARRAY
-    num_files = len([p for p in array.rglob("c/*/0") if p.is_file()])
-    assert num_files == -(-num // 3)
-    assert seg.rows_per_file * num_files - num < num_files, "padding is spread thin"
+    files = (seg.folder / segment.ORBAX).glob("re*/c/*")
+    sizes = [path.stat().st_size - orbax_save.TAIL_NBYTES for path in files]
+    assert len(sizes) == -(-num // 3)
+    assert sum(sizes) == num * FACTS.row_nbytes, "no byte is padding"
     random = np.random.default_rng(num)
     for order in (range(num), range(num)[::-1], random.permutation(num), [num // 2]):
         faults, out = read(seg, list(order))
@@ -92,15 +109,15 @@ def test_small_rows_share_files_and_come_back_in_any_order(
 def test_a_damaged_shared_file_faults_its_rows_alone(
     tmp_path, make_chunks, monkeypatch
 ):
-    monkeypatch.setattr(segment, "FILE_NBYTES", 2 * FACTS.row_nbytes)
+    monkeypatch.setattr(row_files, "FILE_NBYTES", 2 * FACTS.row_nbytes)
     chunks = make_chunks(6)
     rows = chunks.records.reshape(6, -1)
     seg = segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
-    files = seg.folder / segment.ORBAX / segment.ARRAY / "c"
-    os.truncate(files / "1" / "0", 100)
-    flipped = bytearray((files / "2" / "0").read_bytes())
+    files = seg.folder / segment.ORBAX / "records" / "c"
+    os.truncate(files / "1", 100)
+    flipped = bytearray((files / "2").read_bytes())
     flipped[FACTS.row_nbytes] ^= 1
-    (files / "2" / "0").write_bytes(flipped)
+    (files / "2").write_bytes(flipped)
     reasons = [fault and fault[0] for fault in read(seg, list(range(6)))[0]]
     assert reasons == [None, None, "damaged", "damaged", None, "checksum"]
 
@@ -113,7 +130,7 @@ def test_every_file_is_listed_sealed_and_closed_to_others(written):
         if p.is_file()
     }
     assert there == set(body["files"]) | {manifest.NAME}
-    assert {"orbax/_METADATA", segment.SIDECAR} <= there
+    assert {"orbax/_METADATA", sidecar.NAME} <= there
     for path in [written.folder, *written.folder.rglob("*")]:
         mode = stat.S_IMODE(path.stat().st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
@@ -157,9 +174,9 @@ def test_the_manifest_comes_last_and_the_folder_is_durable_before(
     ]
 
 
-@pytest.mark.parametrize("step", ["save", "pack_sidecar", "_body"])
+@pytest.mark.parametrize("step", ["save", "pack", "_body"])
 def test_a_write_that_fails_leaves_nothing(tmp_path, make_chunks, monkeypatch, step):
-    room = orbax_save if step == "save" else segment
+    room = {"save": orbax_save, "pack": sidecar, "_body": segment}[step]
     whole = getattr(room, step)
 
     def fail(*args):
@@ -202,10 +219,10 @@ def test_a_segment_under_another_name_is_foreign(written):
 
 def test_a_later_layout_version_is_refused(written):
     path = written.folder / manifest.NAME
-    body = manifest.unpack(path.read_bytes()) | {"version": 3, "facts": {"new": 1}}
+    body = manifest.unpack(path.read_bytes()) | {"version": 4, "facts": {"new": 1}}
     path.write_bytes(manifest.pack(body))
     refused = segment.load(written.folder, FACTS)
-    assert refused.status == "version" and "version 3" in refused.detail
+    assert refused.status == "version" and "version 4" in refused.detail
 
 
 def all_files(seg):
@@ -233,10 +250,10 @@ def test_any_damage_to_any_file_is_seen_by_inspection(written):
 
 
 def test_two_swapped_files_and_a_stray_file_are_seen(written):
-    rows = written.folder / segment.ORBAX / segment.ARRAY / "c"
-    (rows / "0" / "0").rename(rows / "x")
-    (rows / "1" / "0").rename(rows / "0" / "0")
-    (rows / "x").rename(rows / "1" / "0")
+    rows = written.folder / segment.ORBAX / "records" / "c"
+    (rows / "0").rename(rows / "x")
+    (rows / "1").rename(rows / "0")
+    (rows / "x").rename(rows / "1")
     assert seen_wrong(written)
     assert [fault[0] for fault in read(written, [0, 1])[0]] == ["checksum"] * 2
     assert read(written, [2])[0] == [None]
@@ -248,11 +265,11 @@ def test_a_stray_file_is_seen(written):
 
 
 def test_a_faulty_row_leaves_the_others_served(written, make_chunks):
-    rows = written.folder / segment.ORBAX / segment.ARRAY / "c"
-    flipped = bytearray((rows / "1" / "0").read_bytes())
+    rows = written.folder / segment.ORBAX / "records" / "c"
+    flipped = bytearray((rows / "1").read_bytes())
     flipped[7] ^= 0x10
-    (rows / "1" / "0").write_bytes(flipped)
-    os.truncate(rows / "3" / "0", 100)
+    (rows / "1").write_bytes(flipped)
+    os.truncate(rows / "3", 100)
     faults, out = read(written, [0, 1, 2, 3, 4])
     assert [fault and fault[0] for fault in faults] == [
         None,
@@ -267,11 +284,11 @@ def test_a_faulty_row_leaves_the_others_served(written, make_chunks):
 
 @pytest.mark.parametrize("damage", ["gone", "other shape"])
 def test_an_array_that_cannot_be_opened_faults_every_row(written, damage):
-    about = written.folder / segment.ORBAX / segment.ARRAY / "zarr.json"
+    about = written.folder / segment.ORBAX / "records" / "zarr.json"
     if damage == "gone":
         about.unlink()
     else:
-        about.write_text(about.read_text().replace("[5,384]", "[6,384]"))
+        about.write_text(about.read_text().replace("[1920]", "[2304]"))
     assert [fault[0] for fault in read(written, [0, 1])[0]] == ["damaged"] * 2
 
 
@@ -305,3 +322,64 @@ def test_the_checksum_is_of_the_rows_bytes(written, make_chunks):
     rows = make_chunks(5).records.reshape(5, -1)
     assert written.checksums == tuple(durable.digest(row.tobytes()) for row in rows)
     assert len(set(written.checksums)) == 5
+
+
+# what was put against what the disk got
+
+
+@pytest.fixture
+def meddle(tmp_path, make_chunks, monkeypatch):
+    """Write a segment of five rows while somebody changes what Orbax wrote."""
+    chunks = make_chunks(5)
+    rows = chunks.records.reshape(5, -1)
+    whole = orbax_save.save
+
+    def write(change):
+        def save(path, arrays):
+            whole(path, arrays)
+            change(path / "records" / "c" / "2")
+
+        monkeypatch.setattr(orbax_save, "save", save)
+        return segment.write(tmp_path / NAME, FACTS, chunks.keys, chunks.tokens, rows)
+
+    return write
+
+
+def test_a_bit_that_flips_on_the_way_to_the_disk_is_not_sealed_as_right(
+    meddle, a_file_a_row
+):
+    def flip(path):
+        data = bytearray(path.read_bytes())
+        data[7] ^= 1
+        path.write_bytes(data)
+
+    seg = meddle(flip)
+    assert rows_on_disk.inspect(seg) == (
+        "orbax/records/c/2: digest differs",
+        "chunk 2: checksum: the bytes read differ from those written",
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    {
+        "shorter": lambda path: os.truncate(path, 100),
+        "without an index": lambda path: os.truncate(path, 384),
+        "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+        "elsewhere": lambda path: path.write_bytes(path.read_bytes()[::-1]),
+    }.items(),
+    ids=lambda each: each[0],
+)
+def test_a_file_that_orbax_laid_out_otherwise_is_no_segment(
+    meddle, a_file_a_row, tmp_path, change
+):
+    with pytest.raises(CorruptPage, match="an index of 20 that points at them"):
+        meddle(change[1])
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_digests_of_row_files_are_those_of_the_files(written):
+    body = manifest.unpack((written.folder / manifest.NAME).read_bytes())
+    for name, (nbytes, digest) in body["files"].items():
+        data = (written.folder / name).read_bytes()
+        assert (len(data), durable.digest(data).hex()) == (nbytes, digest), name
