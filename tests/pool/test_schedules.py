@@ -15,6 +15,7 @@ import pytest
 
 from kvmem import errors
 from kvmem import pool as kvpool
+from kvmem.pool import verbs
 
 RANKS, NBYTES = 2, 16
 LANES, COLUMNS = 6, 4
@@ -266,3 +267,28 @@ def test_the_laws_hold_through_3000_operations(seed):
             schedule.agree()
     schedule.drain()
     assert schedule.counts["moved"] > 300
+
+
+def run_until_seen(schedule):
+    for _ in range(100):
+        schedule.step()
+        schedule.agree()
+
+
+def test_the_schedule_sees_a_page_that_was_not_zeroed(monkeypatch):
+    monkeypatch.setattr(kvpool, "handout", verbs._handout_books)
+    with pytest.raises(AssertionError):
+        run_until_seen(Schedule(1))
+
+
+def test_the_schedule_sees_bytes_that_did_not_follow_their_page(monkeypatch):
+    compact = kvpool.compact
+
+    def move_books_alone(pool):
+        kept = np.asarray(pool.pages).copy()
+        pool, moved = compact(pool)
+        return dataclasses.replace(pool, pages=jax.numpy.array(kept)), moved
+
+    monkeypatch.setattr(kvpool, "compact", move_books_alone)
+    with pytest.raises(AssertionError):
+        run_until_seen(Schedule(1))
