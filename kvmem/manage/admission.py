@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kvmem import errors
-from kvmem.manage.manager import Manager
+from kvmem.manage.manager import Manager, Quota
 
 __all__ = ["Admission", "Room", "Shortage", "admit", "give_back", "take_all", "unused"]
 
@@ -154,15 +154,18 @@ def _over_quota(manager: Manager, room: Room, needs: Sequence[int]) -> Shortage 
 
 
 def _over_pool(manager: Manager, room: Room, needs: Sequence[int]) -> Shortage | None:
-    """Return what the first pool lacks, after the floors of those who did not ask."""
+    """Return what the first pool lacks, after the floors of those who did not ask.
+
+    Who asks for no more than its own floor is not held up by anybody's floor.
+    """
     rows = tuple(zip(manager.quotas, room.held, needs, strict=True))
     for index, free in enumerate(room.free):
         mine = [row for row in rows if row[0].pool == index]
         asked = sum(count * quota.extents for quota, _, count in mine)
-        kept = sum(
-            max(0, quota.floor - held - count) * quota.extents
-            for quota, held, count in mine
-        )
+        kept = sum(_unfilled(quota, held + count) for quota, held, count in mine)
+        before = sum(_unfilled(quota, held) for quota, held, _ in mine)
+        if before - kept == asked:
+            kept = 0
         if asked and asked + kept > free:
             largest = max(mine, key=lambda row: row[2] * row[0].extents)[0]
             return Shortage(
@@ -173,6 +176,11 @@ def _over_pool(manager: Manager, room: Room, needs: Sequence[int]) -> Shortage |
                 f"{free} free",
             )
     return None
+
+
+def _unfilled(quota: Quota, held: int) -> int:
+    """Return the pages that a group's floor still waits for."""
+    return max(0, quota.floor - held) * quota.extents
 
 
 def _require_counts(manager: Manager, counts: Sequence[int]) -> None:
