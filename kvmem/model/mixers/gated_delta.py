@@ -99,6 +99,8 @@ def mix(
         name: _read(pages, plan, table, starts, _shape(inputs, name))
         for name, plan in held.items()
     }
+    # Every read stands before the first write: else the compiler copies the pool.
+    pages, state = lax.optimization_barrier((pages, state))
     out, state = _advance(inputs, state, num_new)
     ids = jnp.where(num_new[:, None] > 0, table.pages, pages.shape[0])
     slots = jnp.zeros_like(starts)

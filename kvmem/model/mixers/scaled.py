@@ -12,6 +12,7 @@ The block is D / num_scales elements: 128 in DeepSeek-V3.2's latent and index ke
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kvmem.geometry import np_dtype
 
@@ -27,7 +28,9 @@ def quantize(
     """Return the values of rows [..., D] in `dtype` and their f32[..., num_scales]."""
     largest = float(jnp.finfo(np_dtype(dtype)).max)
     blocks = rows.astype(jnp.float32).reshape(*rows.shape[:-1], num_scales, -1)
-    scales = jnp.maximum(jnp.abs(blocks).max(axis=-1) / largest, _SMALLEST)
+    # A product, because compilers may or may not make one of a quotient.
+    scales = jnp.abs(blocks).max(axis=-1) * np.float32(1 / largest)
+    scales = jnp.maximum(scales, _SMALLEST)
     # A quotient may round to just above the largest value, which fp8 would call NaN.
     values = jnp.clip(blocks / scales[..., None], -largest, largest)
     return values.astype(np_dtype(dtype)).reshape(rows.shape), scales

@@ -25,7 +25,9 @@ def cuts(length: int) -> list[tuple[int, ...]]:
     return found
 
 
-def page_of(layers, page_size=4, order="head_major", tp=1, nbytes=None, max_length=None):
+def page_of(
+    layers, page_size=4, order="head_major", tp=1, nbytes=None, max_length=None
+):
     """The envelope of layers that are one group; cut to pages of `nbytes`."""
     (group,) = group_layers(layers, page_size, max_length=max_length)
     env = envelope.build(group, Topology(tp=tp), 0, order)
@@ -57,7 +59,7 @@ def narrowed(rows: np.ndarray, dtype: str, block: int | None = None) -> np.ndarr
     if block is None:
         return rows.astype(kind).astype(np.float32)
     blocks = rows.reshape(*rows.shape[:-1], -1, block)
-    scales = np.abs(blocks).max(-1, keepdims=True) / np.float32(448)
+    scales = np.abs(blocks).max(-1, keepdims=True) * np.float32(1 / 448)
     values = (blocks / scales).astype(kind).astype(np.float32)
     return (values * scales).reshape(rows.shape)
 

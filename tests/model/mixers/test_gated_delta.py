@@ -101,7 +101,9 @@ def state_in(pages, env, layer, ids):
     for entry in env.entries:
         if entry.field.layer == layer:
             raw = np.asarray(pages)[ids[:, entry.extent]]
-            raw = np.ascontiguousarray(raw[:, entry.offset : entry.offset + entry.nbytes])
+            raw = np.ascontiguousarray(
+                raw[:, entry.offset : entry.offset + entry.nbytes]
+            )
             rows = raw.view(np.float32).reshape(len(ids), entry.nheads, -1)
             found.setdefault(entry.field.name, []).append(rows)
     return {name: np.concatenate(rows, axis=1) for name, rows in found.items()}
@@ -295,7 +297,9 @@ def test_the_ranks_hold_their_heads_and_sum_to_the_whole(tp, lay, text):
     for at, end in ((0, 4), (4, 6)):
         part = {n: x[:, :, at:end] for n, x in cut.items() if n in BY_TOKEN}
         args = (project.reshape(tp, W // tp, V, 7), lay.ints(at, at))
-        pages, out = run(pages, Inputs(**(cut | part)), *args, lay.ints(*[end - at] * 2))
+        pages, out = run(
+            pages, Inputs(**(cut | part)), *args, lay.ints(*[end - at] * 2)
+        )
         outs.append(out[0])
     expected = np.einsum("sqwv,wvd->sqd", reference(text)[0], project)
     np.testing.assert_allclose(np.concatenate(outs, 1), expected, atol=2e-5)
