@@ -7,6 +7,7 @@ law: whoever allocates bytes has a term, and nobody sizes a pool from a second f
 """
 
 import dataclasses
+from fractions import Fraction
 
 __all__ = ["Term"]
 
@@ -19,18 +20,18 @@ class Term:
         name: what the bytes are.
         owner: who allocates them ("target", "draft", ...).
         bytes_per_token: bytes a rank keeps for each row of its target pool, replicas
-            and
-            padding included.
+            and padding included; a fraction where a page's bytes divide into no whole
+            number of them, or a group has a row for only some.
         fixed_bytes: bytes owed before the first token.
         replicas: on how many head shards each byte stands.
     """
 
     name: str
     owner: str
-    bytes_per_token: int
+    bytes_per_token: int | Fraction
     fixed_bytes: int = 0
     replicas: int = 1
 
-    def at(self, tokens: int) -> int:
+    def at(self, tokens: int) -> int | Fraction:
         """Return the bytes claimed on one rank for `tokens` rows of its target pool."""
         return self.fixed_bytes + tokens * self.bytes_per_token

@@ -154,26 +154,29 @@ def from_budget(
     poison: bool = False,
     sharding: NamedSharding | None = None,
 ) -> Pool:
-    """Build the target's pool that a budget pays for: one rank's pages on every rank.
+    """Build the one pool that a budget pays for: a rank's pages on every rank.
+
+    A split plan has a pool for each size of page: `init` builds each of them.
 
     Raises:
-        IncompatiblePlan: groups whose pages differ in size.
+        IncompatiblePlan: pools of more than one size of page.
     """
-    sizes = sorted({group.page_nbytes for group in budget.groups})
-    if len(sizes) > 1:
+    sizes = [pool.page_nbytes for pool in budget.pools]
+    if len(sizes) != 1:
         raise errors.IncompatiblePlan(
             errors.say(
-                f"groups with pages of {', '.join(f'{n:,}' for n in sizes)} B",
+                f"pools with pages of {', '.join(f'{n:,}' for n in sizes)} B",
                 "the groups of one pool share pages of one size",
-                "Choose page sizes that make the pages equal, or a pool a group",
+                'Plan with kind="unified", or build a pool for each of them',
             )
         )
-    counts = tuple(group.pages for group in budget.groups)
+    (paid,) = budget.pools
     return init(
-        sum(counts),
-        sizes[0],
+        paid.pages,
+        paid.page_nbytes,
         topology.ranks,
-        num_vpages=counts,
+        num_vpages=paid.num_vpages,
+        extents=paid.extents,
         poison=poison,
         sharding=sharding,
     )

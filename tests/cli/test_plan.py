@@ -43,6 +43,10 @@ def test_a_plan_names_each_claim_the_rounding_and_the_limit(llama_config, plan, 
             "page_nbytes": 2_097_152,
             "pages": 448,
             "tokens": 7_168,
+            "domain": "target",
+            "extents": 1,
+            "payload_nbytes": 2_097_152,
+            "pool": 0,
         }
     ]
     assert found["terms"] == [
@@ -64,9 +68,9 @@ def test_a_plan_names_each_claim_the_rounding_and_the_limit(llama_config, plan, 
 
 
 def test_a_plan_of_as_many_pages_as_ids_tell_apart_is_exact(llama_config, plan, capsys):
-    argv = (llama_config(), "--pages", str(2**31 - 1), "--page-size", "1048576")
+    argv = (llama_config(), "--pages", str(2**31 - 1), "--page-size", "1024")
     found = plan(*argv)
-    nbytes = (2**31 - 1) * 131_072 * 1_048_576
+    nbytes = (2**31 - 1) * 131_072 * 1_024
     assert found["groups"][0]["pages"] == 2**31 - 1
     assert (found["used_nbytes"], found["left_nbytes"]) == (nbytes, 0)
     assert found["binding_limit"] == "pages"

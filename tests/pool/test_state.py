@@ -87,9 +87,22 @@ def test_a_pool_takes_the_bytes_that_its_budget_says():
     assert pool.num_pages == solved.groups[0].pages
 
 
-def test_groups_whose_pages_differ_in_size_are_refused_in_words():
-    group = budget.GroupPages("a", "full", 1, 4, 64, 2, 8)
-    other = dataclasses.replace(group, name="b", page_nbytes=32)
-    both = budget.Budget((group, other), (), (budget.limit("memory", 999),))
-    with pytest.raises(errors.IncompatiblePlan, match="32, 64 B"):
-        kvpool.from_budget(both, Topology())
+def mixed_groups():
+    specs = [LayerSpec(f"l{i}", i, "gqa", 3, 8, None, "float32") for i in range(3)]
+    specs[2] = dataclasses.replace(specs[2], window=8)
+    return group_layers(specs, 4)
+
+
+def test_pools_of_a_split_plan_are_refused_as_one_in_words():
+    limits = [budget.limit("memory", 10_000)]
+    split = budget.solve(mixed_groups(), Topology(), limits, kind="split")
+    with pytest.raises(errors.IncompatiblePlan, match="1,536, 768 B"):
+        kvpool.from_budget(split, Topology())
+
+
+def test_every_group_of_a_unified_plan_may_take_every_page():
+    limits = [budget.limit("memory", 10_000)]
+    solved = budget.solve(mixed_groups(), Topology(), limits)
+    pool = kvpool.from_budget(solved, Topology())
+    assert (pool.num_pages, pool.pages.shape[2]) == (10_000 // 1_536, 1_536)
+    assert [len(books.refs) for books in pool.groups] == [pool.num_pages] * 2
