@@ -23,34 +23,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvmem.store import segment
-from kvmem.store.page_key import PageKey
+from kvmem.store.places import Place, Places
 from kvmem.store.segment import Facts, Segment, Unusable
+from kvmem.store.sidecar import Key
 
 _NAME = re.compile(r"(\d{8,})-[0-9a-f]{8}")
 _EVICTED_KEYS = 65_536  # remembered, so that a miss can say so
 RETRY_S = 60.0  # a chunk that did not answer in time is asked again after this
-
-
-class Place(NamedTuple):
-    """Where a chunk's records are."""
-
-    segment: Segment
-    row: int
-
-    @property
-    def tokens(self) -> bytes:
-        """The chunk's tokens, i32 bytes."""
-        return self.segment.tokens[self.row].tobytes()
-
-    @property
-    def checksum(self) -> bytes:
-        """The checksum of the chunk's records."""
-        return self.segment.checksums[self.row]
-
-    @property
-    def parent(self) -> PageKey | None:
-        """The key that the chunk continues, None if unknown."""
-        return self.segment.parents[self.row]
 
 
 class Mask(NamedTuple):
@@ -67,10 +46,10 @@ class Index:
 
     segments: dict[str, Segment] = dataclasses.field(default_factory=dict)
     unusable: dict[str, Unusable] = dataclasses.field(default_factory=dict)
-    places: dict[PageKey, Place] = dataclasses.field(default_factory=dict)
-    masked: dict[PageKey, Mask] = dataclasses.field(default_factory=dict)
-    evicted: dict[PageKey, None] = dataclasses.field(default_factory=dict)  # in order
-    used_ns: dict[PageKey, int] = dataclasses.field(default_factory=dict)
+    places: Places = dataclasses.field(default_factory=Places)
+    masked: dict[Key, Mask] = dataclasses.field(default_factory=dict)
+    evicted: dict[Key, None] = dataclasses.field(default_factory=dict)  # in order
+    used_ns: dict[Key, int] = dataclasses.field(default_factory=dict)
     pins: collections.Counter = dataclasses.field(default_factory=collections.Counter)
     children: collections.Counter = dataclasses.field(
         default_factory=collections.Counter
@@ -83,30 +62,30 @@ class Index:
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
     _now_ns: int = 0
 
-    def prefix(self, keys: Iterable[PageKey]) -> int:
+    def prefix(self, keys: Iterable[Key]) -> int:
         """Return how many leading keys are held."""
-        count = 0
+        count, held = 0, self.places.codes
         for key in keys:
-            if key not in self.places:
+            if key not in held:
                 if key not in self.masked or not self._unmask(key):
                     break
             count += 1
         return count
 
-    def find(self, key: PageKey) -> Place | None:
+    def find(self, key: Key) -> Place | None:
         """Return the place of a key that is served."""
         place = self.places.get(key)
         if place is None and key in self.masked and self._unmask(key):
             return self.places.get(key)
         return place
 
-    def on_disk(self, key: PageKey) -> Place | None:
+    def on_disk(self, key: Key) -> Place | None:
         """Return the place of a key, served or masked."""
         if place := self.places.get(key):
             return place
         return self.masked[key].place if key in self.masked else None
 
-    def why_not(self, key: PageKey) -> str | None:
+    def why_not(self, key: Key) -> str | None:
         """Return why a key that was here once is not served; None if it never was."""
         if mask := self.masked.get(key):
             return mask.reason
@@ -119,20 +98,23 @@ class Index:
 
     def add(self, new: Segment) -> None:
         """Take in a segment; its chunks replace earlier places of the same keys."""
+        above = dict(zip(new.keys, new.parents, strict=True))
         with self.lock:
+            for key in above:
+                if key in self.places.codes or key in self.masked:
+                    self._let_go(key)
             self.segments[new.name] = new
-            self.live[new.name] += len(new.keys)
-            for row, (key, parent) in enumerate(
-                zip(new.keys, new.parents, strict=True)
-            ):
-                self._let_go(key)
-                self.places[key] = Place(new, row)
-                self.evicted.pop(key, None)
-                if parent is not None:
-                    self.children[parent] += 1
-                self.used_ns.setdefault(key, new.used_ns)
+            self.live[new.name] += len(above)
+            self.places.add(new)
+            for key in above.keys() & self.evicted.keys():
+                del self.evicted[key]
+            self.children.update(key for key in above.values() if key is not None)
+            used_ns = dict.fromkeys(above, new.used_ns)
+            for key in above.keys() & self.used_ns.keys():
+                used_ns[key] = self.used_ns[key]
+            self.used_ns.update(used_ns)
 
-    def mask(self, key: PageKey, reason: str, place: Place) -> None:
+    def mask(self, key: Key, reason: str, place: Place) -> None:
         """Stop serving a chunk that failed at `place`, and remember why."""
         with self.lock:
             if self.places.get(key) != place:
@@ -141,7 +123,7 @@ class Index:
             self.masked[key] = Mask(reason, place, time.monotonic() + wait)
             del self.places[key]
 
-    def evict(self, key: PageKey) -> None:
+    def evict(self, key: Key) -> None:
         """Forget a chunk; its row is dead."""
         with self.lock:
             self._let_go(key)
@@ -157,10 +139,11 @@ class Index:
             for row, key in enumerate(gone.keys):
                 if self.on_disk(key) == Place(gone, row):
                     self.evict(key)
+            self.places.forget(gone)
             self.live.pop(name, None)
             self.touched_ns.pop(name, None)
 
-    def touch(self, keys: Iterable[PageKey]) -> None:
+    def touch(self, keys: Iterable[Key]) -> None:
         """Note that chunks were asked for, the first of them last."""
         with self.lock:
             for key in reversed(list(keys)):
@@ -168,24 +151,24 @@ class Index:
                     self.used_ns[key] = self._tick()
                     self.touched_ns[place.segment.name] = self._now_ns
 
-    def pin(self, keys: Iterable[PageKey]) -> None:
+    def pin(self, keys: Iterable[Key]) -> None:
         """Keep chunks, and all that they continue, from eviction; pins are counted."""
         with self.lock:
             self.pins.update(keys)
 
-    def unpin(self, keys: Iterable[PageKey]) -> None:
+    def unpin(self, keys: Iterable[Key]) -> None:
         """Take one pin off each key, all of which have one."""
         with self.lock:
             self.pins.subtract(keys)
             for key in [key for key, count in self.pins.items() if not count]:
                 del self.pins[key]
 
-    def _let_go(self, key: PageKey) -> None:
+    def _let_go(self, key: Key) -> None:
         """Take a key off its place."""
         place = self.on_disk(key)
         if place is None:
             return
-        self.places.pop(key, None)
+        self.places.codes.pop(key, None)
         self.masked.pop(key, None)
         self.live[place.segment.name] -= 1
         if place.parent is not None:
@@ -193,7 +176,7 @@ class Index:
             if not self.children[place.parent]:
                 del self.children[place.parent]
 
-    def _unmask(self, key: PageKey) -> bool:
+    def _unmask(self, key: Key) -> bool:
         """Serve a chunk again whose mask has run out."""
         with self.lock:
             mask = self.masked.get(key)

@@ -21,9 +21,10 @@ import numpy as np
 
 from kvmem.errors import Busy, Conflict, say
 from kvmem.store import durable, eviction, index, manifest, rows, segment
-from kvmem.store.index import Index, Place
+from kvmem.store.index import Index
 from kvmem.store.io import Disk
 from kvmem.store.page_key import PageKey
+from kvmem.store.places import Place
 from kvmem.store.results import GcReport, PutResult
 from kvmem.store.segment import Facts, Segment
 from kvmem.store.writer import Lease

@@ -24,10 +24,10 @@ import numpy as np
 
 from kvmem.errors import ConfigError, FormatMismatch, InvalidId, StoreLocked, say
 from kvmem.store import bucket, durable, index, root_folder, rows, segment
-from kvmem.store.index import Place
 from kvmem.store.io import DISK, Disk
 from kvmem.store.keeper import Keeper
 from kvmem.store.page_key import PageKey
+from kvmem.store.places import Place
 from kvmem.store.requests import checked_request, checked_rows
 from kvmem.store.results import (
     GcReport,

@@ -93,7 +93,7 @@ def test_readers_never_block_and_never_see_a_half_written_chunk(
     while any(reader.poll() is None for reader in readers):
         assert writer.poll() is None
         last = writer.stdout.readline()
-    assert int(last) > 20, "the writer went on all the while"
+    assert int(last) > 5, "the writer went on all the while"
     for reader in readers:
         assert reader.wait() == 0
         seen, slowest, pinned = json.loads(reader.stdout.read())
