@@ -220,3 +220,19 @@ def test_quotas_that_cannot_be_are_seen(members, change, complaint):
 def test_a_member_takes_something(members, wrong):
     with pytest.raises(errors.ConfigError, match="at least one page"):
         Member(members()[0].group, *wrong)
+
+
+@pytest.mark.case("BUD-03")
+def test_a_fixed_cost_is_paid_first_and_never_scaled():
+    # 40 KiB a token for the target; a windowed draft of 3 MiB whatever the length.
+    full, window = Lifecycle("full"), Lifecycle("window", 96)
+    target = Member(LifecycleGroup("full", "target", full, (), 16), 16 * 40_960)
+    draft = Member(LifecycleGroup("window96", "draft", window, (), 16), 3 << 17)
+    fixed = manage.rows_floor([draft], 1, 1 << 20, step=16)
+    assert fixed[0] * draft.page_nbytes == 3 << 20
+    typical = manage.Batch((manage.Row(1 << 20, 1 << 20),))
+    both, floors = (target, draft), (1, *fixed)
+    manager = manage.grouped(both, 100 << 20, typical=typical, floors=floors)
+    assert [pool.pages for pool in manager.pools] == [155, 8]
+    with pytest.raises(errors.OutOfPages, match=r"3,145,728 B.*target/full 1"):
+        manage.grouped(both, 3 << 20, typical=typical, floors=floors)
