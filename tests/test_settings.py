@@ -311,3 +311,68 @@ def test_every_wrong_type_is_named_at_once():
     with pytest.raises(errors.ConfigError) as refused:
         Made(pages=2.5, memory=0.5, flag=1)
     assert all(name in str(refused.value) for name in ("pages", "memory", "flag"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Museum:
+    facts: settings.Table | None = None
+    page_size: int = 16
+
+    def __post_init__(self):
+        settings.settle(self)
+
+
+FACTS = """
+page_size = 4
+[facts]
+layers = 2
+kinds = ["a", "b"]
+theta = 1e6
+nested = { on = true, empty = {} }
+"""
+
+
+def test_a_table_of_facts_keeps_what_was_written_and_can_be_hashed(read):
+    value = read(FACTS, kind=Museum).value
+    again = Museum({"nested": {"empty": {}, "on": True}} | dict(value.facts))
+    assert value.facts["kinds"] == ("a", "b")
+    assert value.facts.plain() == {
+        "layers": 2,
+        "kinds": ["a", "b"],
+        "theta": 1e6,
+        "nested": {"on": True, "empty": {}},
+    }
+    assert dataclasses.replace(again, page_size=4) == value
+    assert hash(again.facts) == hash(value.facts)
+    assert len({again.facts, value.facts, settings.Table({"layers": 3})}) == 2
+
+
+def test_every_fact_says_where_it_came_from(read):
+    overrides = ["facts.layers=3", "facts.nested.name=x-7", "page_size=8"]
+    loaded = read(FACTS, overrides, {"KVMEM_FACTS__THETA": "2.5"}, kind=Museum)
+    told = {s.key: (s.value, s.source.split()[0]) for s in loaded.settings}
+    assert told == {
+        "facts.layers": (3, "--set"),
+        "facts.kinds": (["a", "b"], "file"),
+        "facts.theta": (2.5, "env"),
+        "facts.nested.on": (True, "file"),
+        "facts.nested.empty": ({}, "file"),
+        "facts.nested.name": ("x-7", "--set"),
+        "page_size": (8, "--set"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "complaint"),
+    [
+        ("facts = 3", (), "3 is int, not a table"),
+        ("facts.a = 1979-05-27", (), "a fact is a number, a text"),
+        ("facts.a = 3", ["facts.a.b=1"], "'a' of facts.a.b is not a table"),
+        ("facts = 3", ["facts.b=1"], "'facts' is not a table in the file"),
+        ("", ["facts=3"], "3 is int, not a table"),
+        ("", ["fact.b=1"], "unknown key fact.b"),
+    ],
+)
+def test_what_is_no_table_of_facts_is_refused(read, text, overrides, complaint):
+    with pytest.raises(errors.ConfigError, match=complaint):
+        read(text, overrides, kind=Museum)

@@ -7,7 +7,6 @@ import dataclasses
 
 from kvmem import budget, errors, geometry, settings
 from kvmem.budget import Limit
-from kvmem.config import counts
 from kvmem.geometry import Topology
 from kvmem.settings import Nbytes
 
@@ -51,7 +50,7 @@ class PoolConfig:
     def __post_init__(self):
         settings.settle(self)
         geometry.envelope.parse_order(self.order)
-        counts.require_positive(page_size=self.page_size, pages=self.pages)
+        settings.require_positive(page_size=self.page_size, pages=self.pages)
         idle = []
         if self.device_memory is None:
             idle += ["reserve"] * bool(self.reserve)

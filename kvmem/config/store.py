@@ -7,7 +7,6 @@ import dataclasses
 from typing import Literal
 
 from kvmem import canonical, errors, settings, store
-from kvmem.config import counts
 from kvmem.geometry import LifecycleGroup
 from kvmem.model.loaded import LoadedModel
 from kvmem.settings import Nbytes
@@ -44,7 +43,7 @@ class StoreConfig:
 
     def __post_init__(self):
         settings.settle(self)
-        counts.require_positive(
+        settings.require_positive(
             chunk_tokens=self.chunk_tokens,
             max_nbytes=self.max_nbytes,
             host_memory=self.host_memory,
