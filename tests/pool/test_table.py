@@ -9,6 +9,7 @@ import pytest
 
 from kvmem import pool as kvpool
 from kvmem.pool import table as tables
+from kvmem.pool import tokens
 
 
 @pytest.fixture
@@ -109,3 +110,51 @@ def test_a_position_outside_a_group_table_is_null_to_every_pool(
     for page_size in (1, 4):
         pages, _ = table.locate(positions, page_size, sink_pages)
         assert pages.tolist() == [[2**31 - 1]]
+
+
+@pytest.mark.case("UNI-01")
+@pytest.mark.parametrize("page_size", [1, 2, 4])
+def test_a_padding_token_is_null_and_never_the_last_page(page_size):
+    pool, _, _ = kvpool.handout(kvpool.init(6, 64), 0, [6], 6)
+    order = jnp.array([[0], [3], [1], [5], [2], [4]], jnp.int32)
+    books = dataclasses.replace(pool.groups[0], v2p=order)
+    pool = dataclasses.replace(pool, groups=(books,))
+    ids = jnp.array([0, 1, -1, 3], jnp.int32) // page_size
+    pages = np.asarray(kvpool.translate(pool, 0, ids))
+    assert ids[2] == -1  # as a plain index, the last row: page 4
+    assert pages[2] == pool.null_page
+    assert (np.delete(pages, 2) < pool.null_page).all()
+    table = kvpool.GroupTable(order.reshape(1, 6), jnp.zeros(1, jnp.int32))
+    located, _ = table.locate(jnp.array([[0, 1, -1, 3]], jnp.int32), page_size)
+    assert np.delete(np.asarray(located)[0], 2).tolist() == np.delete(pages, 2).tolist()
+    assert located[0, 2] >= pool.null_page
+
+
+@pytest.mark.case("UNI-03")
+def test_a_write_through_columns_that_a_window_has_dropped_changes_no_page(
+    token_major, shake
+):
+    null, entry = 6, token_major.entries[0]
+    table = kvpool.GroupTable(
+        jnp.array([[null, null, 4, 5]], jnp.int32), jnp.zeros(1, jnp.int32)
+    )
+    pages, slots = table.locate(jnp.arange(16, dtype=jnp.int32)[None], 4)
+    rows = np.maximum(shake(16, entry.nbytes), 1)
+    written = tokens.write(
+        jnp.zeros((6, token_major.nbytes), jnp.uint8),
+        entry,
+        pages[0],
+        slots[0],
+        rows,
+        page_size=4,
+    )
+    assert not np.asarray(written)[:4].any()
+    kept = tokens.read(written, entry, pages[0], slots[0], page_size=4)
+    assert not np.asarray(kept)[:8].any()
+    assert np.array_equal(np.asarray(kept)[8:], rows[8:])
+    # The same table, as short as what the window keeps.
+    short = kvpool.GroupTable(table.pages[:, 2:], jnp.array([2], jnp.int32))
+    assert np.array_equal(
+        np.minimum(short.locate(jnp.arange(16, dtype=jnp.int32)[None], 4)[0], null),
+        pages,
+    )
