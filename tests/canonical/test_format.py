@@ -6,7 +6,7 @@ import json
 import pytest
 
 from kvmem import canonical
-from kvmem.geometry import LayerSpec, Rope, Topology, group_layers
+from kvmem.geometry import LayerSpec, Rope, Topology, group_layers, kinds
 
 BASE = LayerSpec(
     "layers.0", 0, kv_heads=3, head_dim=64, dtype="bfloat16", rope=Rope(100_000.0)
@@ -29,6 +29,13 @@ CHANGES = {
     "scale": dataclasses.replace(BASE, scale=1.0),
     "layer number": dataclasses.replace(BASE, index=1),
     "sinks": dataclasses.replace(BASE, sinks=4),
+    "window": dataclasses.replace(BASE, window=128),
+    "another window": dataclasses.replace(BASE, window=256),
+    "sinks of a window": dataclasses.replace(BASE, window=128, sinks=4),
+    "a latent": kinds.latent("a", 0, rank=256, rope_dim=128, scale=BASE.softmax_scale),
+    "a latent with scales": kinds.latent(
+        "a", 0, rank=256, rope_dim=128, scale=BASE.softmax_scale, fp8=True
+    ),
     "no rope": dataclasses.replace(BASE, rope=None),
     "theta": rope(theta=10_000.0),
     "one ulp of theta": rope(theta=100_000.00000000001),
@@ -53,6 +60,8 @@ def test_topology_page_size_and_names_are_no_part_of_the_id():
     base = canonical.format_id(one())
     assert canonical.format_id(one(page_size=64)) == base
     assert canonical.format_id(one(dataclasses.replace(BASE, name="h.0"))) == base
+    padded = dataclasses.replace(BASE, stored_head_dim=128)  # in pages alone
+    assert canonical.format_id(one(padded)) == base
     plans = [
         canonical.plan(one()[0], Topology(tp), order, page_size)
         for tp, order, page_size in [(1, "token_major", 8), (9, "head_major", 32)]
@@ -91,3 +100,6 @@ def test_the_printed_fields_are_the_digested_ones():
     (layer,) = fields["groups"][0]["layers"]
     assert layer["fields"] == [["k", 3, 128, "bfloat16"], ["v", 3, 128, "bfloat16"]]
     assert layer["rope"]["theta"] == 100_000.0
+    windowed = one(dataclasses.replace(BASE, window=128))
+    (layer,) = canonical.format_fields(windowed)["groups"][0]["layers"]
+    assert (layer["window"], layer["sinks"]) == (128, 0)

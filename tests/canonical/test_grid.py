@@ -70,6 +70,21 @@ def test_uneven_runs_keep_their_own_grids():
     assert found[0] == RunGrid(runs[0], (3,), (16,), (16,))
 
 
+@pytest.mark.parametrize("steps", [(16, 32), (32, 16)], ids=str)
+def test_grids_fold_only_where_they_step_alike_on_both_sides(steps):
+    local, canonical_step = steps
+    runs = [
+        CopyRun(start + i * step, 64, 2 * start + i * other, 4096, 8, 4)
+        for start, step, other in ((0, 16, 16), (1000, local, canonical_step))
+        for i in range(2)
+    ]
+    found = grids(runs, 4096)
+    assert [grid.counts for grid in found] == [(2,), (2,)]
+    assert sorted((r for g in found for r in cells(g)), key=str) == sorted(
+        runs, key=str
+    )
+
+
 def test_a_grid_never_steps_from_token_to_token():
     runs = [CopyRun(64 * t, 16, 128 * t, 128, 16, 1) for t in range(4)]
     assert [g.counts for g in grids(runs, 128)] == [()] * 4

@@ -188,6 +188,22 @@ def test_a_write_path_that_errs_is_named(implementation, mutant, tp):
     assert {each.law for each in found} & set(laws.split("|"))
 
 
+def test_padding_that_a_write_path_fills_is_named(implementation):
+    plan = canonical.plan(group(dim=5), Topology(3), "split_hnd")  # 20 bytes of 32
+
+    def write(pages, env, layer, k, v, table, starts, num_new):
+        pages = attention.write_rows(pages, env, layer, k, v, table, starts, num_new)
+        return pages.at[table[0, 0], 20:32].set(0)
+
+    assert transfer.certify(plan, attention.write_rows) == ()
+    found = transfer.certify(plan, write, implementation=implementation)
+    assert {each.law for each in found} == {"import"}
+    assert len(found) == 3  # once a rank
+    for rank, each in enumerate(found):
+        assert f"rank {rank} array 0 page" in str(each)
+        assert "byte 20 is padding that was written" in str(each)
+
+
 class TwoWriters(canonical.CopyPlan):
     """A plan in which ranks 1 and 3 write all that they hold."""
 

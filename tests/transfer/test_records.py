@@ -264,6 +264,27 @@ def test_holders_that_agree_pass_and_one_that_differs_is_named(
     assert f"layer layers.0 head {head} field v, token {token}" in str(refusal.value)
 
 
+@pytest.mark.parametrize("rank", range(6))
+def test_a_byte_that_differs_is_found_on_any_rank_and_in_any_row(
+    build, implementation, rank
+):
+    side = build.side(Topology(6), heads=2, num_tokens=8)
+    for entry in side.plan.envelope(rank).entries:
+        for token in range(8):
+            pages = np.array(side.pages)
+            at = entry.address(token % 4) + entry.nbytes - 1
+            pages[rank, side.page_ids[token // 4], at] ^= 4
+            with pytest.raises(errors.CorruptPage, match=f"token {token}"):
+                transfer.export_records(
+                    jax.device_put(pages),
+                    side.page_ids,
+                    side.plan,
+                    8,
+                    implementation=implementation,
+                    verify_replicas=True,
+                )
+
+
 def test_threads_move_the_same_bytes(build):
     side = build.side(Topology(3), page_size=2)
     blank = build.side(Topology(3), page_size=2, filled=False)
