@@ -15,7 +15,7 @@ MAX_PAGES = 2**31 - 1  # page ids are int32, the null id one past the last among
 
 
 def require_roles(
-    groups: Sequence[LifecycleGroup], draft: LifecycleGroup | None, bounds: int
+    groups: Sequence[LifecycleGroup], drafts: Sequence[LifecycleGroup], bounds: int
 ) -> None:
     """Refuse a plan without a target or a limit, or a draft in another's place."""
     roles = [group.domain for group in groups]
@@ -27,8 +27,8 @@ def require_roles(
                 "Pass one group of domain 'target' or more, and at least one limit",
             )
         )
-    keys = [(group.domain, group.name) for group in groups]
-    twice = sorted({f"{d} {name}" for d, name in keys if keys.count((d, name)) > 1})
+    keys = [f"{group.domain} {group.name}" for group in (*groups, *drafts)]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
         raise errors.ConfigError(
             errors.say(
@@ -38,14 +38,16 @@ def require_roles(
             )
         )
     size = groups[rows.primary(groups)].page_size
-    if draft is not None and (draft.domain, draft.page_size) != ("draft", size):
-        raise errors.ConfigError(
-            errors.say(
-                f"a draft of domain {draft.domain!r} with pages of {draft.page_size}",
-                f"draft pages follow the target's, of {size} tokens",
-                "Build the draft group with domain 'draft' and the same page_size",
+    for draft in drafts:
+        if (draft.domain, draft.page_size) != ("draft", size):
+            raise errors.ConfigError(
+                errors.say(
+                    f"a draft of domain {draft.domain!r} with pages of "
+                    f"{draft.page_size}",
+                    f"draft pages follow the target's, of {size} tokens",
+                    "Build the draft group with domain 'draft' and the same page_size",
+                )
             )
-        )
 
 
 def require_counts(

@@ -32,7 +32,7 @@ def solve(
     limits: Sequence[Limit],
     *,
     order: str = "head_major",
-    draft: LifecycleGroup | None = None,
+    draft: LifecycleGroup | Sequence[LifecycleGroup] | None = None,
     max_pages: int | None = None,
     kind: Literal["unified", "split"] = "unified",
     sequences: int | None = None,
@@ -51,7 +51,7 @@ def solve(
         limits: caps on the bytes of one rank; the smallest wins. None at all: as many
             bytes as `max_pages` take.
         order: page order, which decides padding.
-        draft: a group of domain "draft" with a pool of its own that follows the
+        draft: groups of domain "draft" with pools of their own that follow the
             target's virtual ids: dcp draft pages for each.
         max_pages: a further cap, on the pages of every pool.
         kind: "unified": one pool, whose page is the largest page of tokens, and a state
@@ -73,8 +73,9 @@ def solve(
             offsets, or a state that no page can be cut for.
         ConfigError: no limit, a group in the wrong role, or states for nobody.
     """
+    drafts = _as_groups(draft)
     bounds = len(limits) + (max_pages is not None)
-    checks.require_roles(groups, draft, bounds)
+    checks.require_roles(groups, drafts, bounds)
     checks.require_counts(groups, sequences, window_ratio, step)
     members = parts.members_of(groups, topology, order, kind)
     checks.require_offsets(members)
@@ -83,7 +84,7 @@ def solve(
     needs = tuple(
         need_of(member.group, groups, first, topology, load) for member in members
     )
-    behind = envelope.build(draft, topology, 0, order).nbytes if draft else 0
+    behind = sum(envelope.build(each, topology, 0, order).nbytes for each in drafts)
     frame = Frame(members, needs, first, topology.dcp * behind, kind)
     owed = sum(term.fixed_bytes for term in fixed)
     if not limits:
@@ -93,12 +94,12 @@ def solve(
     if rows < 1:
         raise _no_page(frame, smallest, owed, max_pages)
     pools = _pools(frame, rows, smallest.nbytes - owed, max_pages)
-    draft_pages = topology.dcp * pools[members[first].pool].pages if draft else 0
+    draft_pages = topology.dcp * pools[members[first].pool].pages if drafts else 0
     checks.require_ids(pools, members[first].group.page_size, draft_pages)
     terms = [
         t for at in range(len(members)) for t in group_terms(frame, at, rows, topology)
     ]
-    terms += draft_terms(draft, topology, order) if draft else ()
+    terms += [t for each in drafts for t in draft_terms(each, drafts, topology, order)]
     return Budget(
         groups=tuple(
             _group_pages(member, need.at(rows), topology)
@@ -115,6 +116,15 @@ def solve(
         paddings=parts.paddings(members, topology, order),
         kind=kind,
     )
+
+
+def _as_groups(
+    draft: LifecycleGroup | Sequence[LifecycleGroup] | None,
+) -> tuple[LifecycleGroup, ...]:
+    """Return the groups of a draft, () without one."""
+    if draft is None:
+        return ()
+    return (draft,) if isinstance(draft, LifecycleGroup) else tuple(draft)
 
 
 def _as_asked(frame: Frame, max_pages: int, owed: int) -> Limit:

@@ -4,6 +4,7 @@ The law: padding is a claim of its own, and the claims for a plan's rows are wha
 pages take, to the byte.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 from kvmem.budget.rows import Frame
@@ -36,15 +37,21 @@ def group_terms(frame: Frame, at: int, rows: int, topology: Topology) -> list[Te
     return terms
 
 
-def draft_terms(draft: LifecycleGroup, topology: Topology, order: str) -> list[Term]:
-    """Return the claims of a draft that follows the target's ids, for one row of it."""
+def draft_terms(
+    draft: LifecycleGroup,
+    drafts: Sequence[LifecycleGroup],
+    topology: Topology,
+    order: str,
+) -> list[Term]:
+    """Return the claims of a group, one of `drafts` that follow the target's ids."""
+    name = "draft" if len(drafts) == 1 else f"draft {draft.name}"
     built = envelope.build(draft, topology, 0, order)
     replicas = topology.dcp * max(topology.replicas(field) for field in draft.fields)
     payload = _per_token(Fraction(built.payload_nbytes * topology.dcp), draft)
-    terms = [Term("draft kv", "draft", payload, replicas=replicas)]
+    terms = [Term(f"{name} kv", "draft", payload, replicas=replicas)]
     if built.padding_nbytes:
         padding = _per_token(Fraction(built.padding_nbytes * topology.dcp), draft)
-        terms.append(Term("draft padding", "draft", padding))
+        terms.append(Term(f"{name} padding", "draft", padding))
     return terms
 
 

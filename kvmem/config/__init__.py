@@ -24,6 +24,7 @@ from kvmem.config.pool import PoolConfig
 from kvmem.config.store import StoreConfig
 from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.model import page_rows, presets
+from kvmem.model.cache_facts import CacheSpec
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.partition import Partition
 from kvmem.model.spec import ModelSpec
@@ -58,34 +59,41 @@ class Config:
         settings.settle(self)
 
     @functools.cached_property
-    def spec(self) -> ModelSpec:
-        """The facts of the model, read from its file."""
-        return presets.read_spec(self.model.source)
+    def spec(self) -> ModelSpec | CacheSpec:
+        """The facts of the model, read from its file; those of its cache, at least."""
+        return self.model.spec()
 
     @property
-    def partition(self) -> Partition:
-        """Which weights each rank holds; token shards hold the same ones."""
+    def partition(self) -> Partition | None:
+        """Which weights each rank holds; token shards hold the same ones.
+
+        None where only the cache is known.
+        """
+        if isinstance(self.spec, CacheSpec):
+            return None
         return Partition(self.spec, Topology(tp=self.topology.tp))
 
     @property
-    def weight_nbytes(self) -> int:
-        """Bytes of one rank's weights, padding and replicas included."""
+    def weight_nbytes(self) -> int | None:
+        """Bytes of one rank's weights, padding and replicas included, if known."""
+        if self.partition is None:
+            return None
         item = geometry.np_dtype(self.model.weight_dtype()).itemsize
         return self.partition.num_elements * item
 
     def groups(self) -> tuple[LifecycleGroup, ...]:
         """Return the lifecycle groups of the model."""
         layers = self.spec.layer_specs(self.model.cache_dtype())
-        return geometry.group_layers(layers, self.pool.page_size)
+        return geometry.group_layers(
+            layers, self.pool.page_size, max_length=self.serve.max_length
+        )
 
-    def draft_group(self) -> LifecycleGroup | None:
-        """Return the lifecycle group of the draft, None without one."""
+    def draft_groups(self) -> tuple[LifecycleGroup, ...]:
+        """Return the lifecycle groups of the draft, () without one."""
         if self.draft is None:
-            return None
-        spec = presets.read_spec(self.draft.source)
-        layers = spec.layer_specs(self.draft.cache_dtype())
-        (group,) = geometry.group_layers(layers, self.pool.page_size, domain="draft")
-        return group
+            return ()
+        layers = self.draft.spec().layer_specs(self.draft.cache_dtype())
+        return geometry.group_layers(layers, self.pool.page_size, domain="draft")
 
     def budget(self) -> Budget:
         """Return the budget of each rank; no device is touched.
@@ -157,6 +165,9 @@ class Config:
         floats, longest = page_rows.FLOATS, self.serve.max_length
         cached, weights = self.model.cache_dtype(), self.model.weight_dtype()
         faults = []
+        if isinstance(self.spec, CacheSpec):
+            asked = f"the model {self.spec.name!r}"
+            faults.append((asked, self.spec.refusal, "give a model that runs"))
         if self.draft is not None:
             faults.append(
                 (
@@ -181,7 +192,7 @@ class Config:
             law = f"weights are computed with in {', '.join(floats)}"
             cure = f"set model.dtype to {floats[1]}"
             faults.append((f"weights in {weights}", law, cure))
-        if longest > self.spec.max_position:
+        if longest > (self.spec.max_position or longest):
             law = f"{self.spec.name} knows positions up to {self.spec.max_position}"
             cure = f"set serve.max_length to {self.spec.max_position} or less"
             faults.append((f"serve.max_length = {longest}", law, cure))
@@ -198,8 +209,13 @@ class Config:
             self.topology,
             limits,
             order=self.pool.order,
-            draft=self.draft_group(),
+            draft=self.draft_groups(),
             max_pages=self.pool.pages,
+            kind=self.pool.kind,
+            sequences=self.serve.max_batch,
+            max_length=self.serve.max_length,
+            step=self.serve.prefill_chunk,
+            window_ratio=self.pool.window_ratio,
         )
 
 

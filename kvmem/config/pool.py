@@ -4,6 +4,7 @@ PoolConfig(page_size=16, memory="2GiB").limits(Topology(tp=2), weight_nbytes=0)
 """
 
 import dataclasses
+from typing import Literal
 
 from kvmem import budget, errors, geometry, settings
 from kvmem.budget import Limit
@@ -22,13 +23,19 @@ class PoolConfig:
     Args:
         page_size: tokens of a page.
         order: page order, a name or axes outermost first.
+        kind: "unified": one pool for every kind of state; "split": one for each size
+            of page.
+        window_ratio: rows of window layers a row of full attention; None: as many as
+            serve.max_batch sequences of serve.max_length read.
         memory: bytes that the pools may take on each rank.
+        memory_by_rank: the same where ranks differ, one figure a rank; the least
+            decides.
         memory_total: bytes for all ranks together.
         device_memory: bytes of one rank's device, weights included.
         reserve: bytes of device_memory that are kept for other things.
         fraction: share that pools may take of what weights and reserve leave.
         machine_memory: bytes of the one machine that all ranks share.
-        pages: a cap in pages.
+        pages: a cap in pages, of every pool.
         poison: fill fresh pools with NaN bytes.
         checked: check every law of the books after every step.
         certified: prove at start that pages become the canonical records they should.
@@ -36,7 +43,10 @@ class PoolConfig:
 
     page_size: int = 16
     order: str = "head_major"
+    kind: Literal["unified", "split"] = "unified"
+    window_ratio: float | None = None
     memory: Nbytes | None = None
+    memory_by_rank: tuple[Nbytes, ...] = ()
     memory_total: Nbytes | None = None
     device_memory: Nbytes | None = None
     reserve: Nbytes = Nbytes(0)
@@ -67,12 +77,19 @@ class PoolConfig:
                 )
             )
 
-    def limits(self, topology: Topology, weight_nbytes: int) -> tuple[Limit, ...]:
+    def limits(
+        self, topology: Topology, weight_nbytes: int | None
+    ) -> tuple[Limit, ...]:
         """Return every cap on the bytes of one rank's pools, () when none is set.
 
         Args:
             topology: the ranks that share the cache.
-            weight_nbytes: bytes of one rank's weights.
+            weight_nbytes: bytes of one rank's weights; None: not known.
+
+        Raises:
+            ConfigError: device_memory for weights whose size is not known.
+            IncompatiblePlan: all ranks together ask for more than their machine has.
+            OutOfPages: the weights leave nothing of the device.
         """
         limits = []
         if self.memory is not None and self.machine_memory is not None:
@@ -81,11 +98,24 @@ class PoolConfig:
             )
         elif self.memory is not None:
             limits.append(budget.limit("memory", self.memory))
+        if self.memory_by_rank:
+            limits += budget.uneven_limits(
+                "memory_by_rank", self.memory_by_rank, topology
+            )
         if self.memory_total is not None:
             limits.append(
                 budget.total_limit("memory_total", self.memory_total, topology)
             )
         if self.device_memory is not None:
+            if weight_nbytes is None:
+                raise errors.ConfigError(
+                    errors.say(
+                        f"pool.device_memory = {self.device_memory:,} B",
+                        "what a device leaves is less its weights, and of this model "
+                        "only the cache is known",
+                        "Give pool.memory: what pools may take on each rank",
+                    )
+                )
             limits += self._device_limits(self.device_memory, weight_nbytes)
         return tuple(limits)
 

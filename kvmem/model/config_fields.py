@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from kvmem.errors import FormatMismatch, say
 
-__all__ = ["FIELDS", "GENERATION", "ROPE", "faults", "load", "sound"]
+__all__ = ["CACHE", "FIELDS", "GENERATION", "KDA", "ROPE", "faults", "load", "sound"]
 
 
 class _Law(NamedTuple):
@@ -39,6 +39,7 @@ def _are(value: Any, holds: Callable[[Any], bool]) -> bool:
 
 
 _COUNT = _Law("an integer >= 1", lambda v: _is_integer(v) and v >= 1)
+_SOME = _Law("an integer >= 0", lambda v: _is_integer(v) and v >= 0)
 _ID = _Law("a token id", _is_integer)
 _IDS = _Law(
     "a token id or a list of them", lambda v: _is_integer(v) or _are(v, _is_integer)
@@ -71,6 +72,34 @@ FIELDS = GENERATION | {
     "rope_parameters": _TABLE,
     "dtype": _TEXT,
     "torch_dtype": _TEXT,
+}
+CACHE = {  # what decides the sizes of a cache, in any family
+    **dict.fromkeys(
+        (
+            *("hidden_size", "num_hidden_layers", "num_attention_heads"),
+            *("num_key_value_heads", "head_dim", "vocab_size"),
+            *("max_position_embeddings", "model_max_length"),
+            *("sliding_window", "sliding_window_pattern", "full_attention_interval"),
+            *("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"),
+            *("index_head_dim", "linear_conv_kernel_dim", "linear_num_key_heads"),
+            *("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+        ),
+        _COUNT,
+    ),
+    "use_sliding_window": _FLAG,
+    "max_window_layers": _SOME,
+    "layer_types": _TEXTS,
+    "text_config": _TABLE,
+    "linear_attn_config": _TABLE,
+    "mamba_ssm_dtype": _TEXT,
+    "model_type": _TEXT,
+}
+KDA = {
+    "num_heads": _COUNT,
+    "head_dim": _COUNT,
+    "short_conv_kernel_size": _COUNT,
+    "kda_layers": _Law("a list of layers", lambda v: _are(v, _is_integer)),
+    "full_attn_layers": _Law("a list of layers", lambda v: _are(v, _is_integer)),
 }
 ROPE = {
     "rope_theta": _POSITIVE,
