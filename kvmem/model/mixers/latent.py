@@ -96,7 +96,8 @@ def attend_written(
             (`kvmem.model.mixers.indexer.select`); None: all it sees.
 
     Returns:
-        [S, Q, G, V] in float32. A query that sees nothing gives zeros.
+        f32[S, Q, G, V]. A query that sees nothing gives zeros; what queries of padded
+        rows give has no meaning.
     """
     seqs, steps = queries.positions.shape
     page_size = envelope.page_size

@@ -3,7 +3,14 @@ import numpy as np
 import pytest
 
 from kvmem.errors import IncompatiblePlan
-from kvmem.geometry import Topology, envelope, group_layers, kinds, np_dtype
+from kvmem.geometry import (
+    LayerSpec,
+    Topology,
+    envelope,
+    group_layers,
+    kinds,
+    np_dtype,
+)
 from kvmem.model.mixers import rows
 
 ORDERS = [*envelope.ORDERS, "head token layer field"]
@@ -50,6 +57,18 @@ def test_a_read_gives_the_bytes_that_the_address_law_names(order, name, page_siz
     slots = lay.ints(page_size - 1, 0, page_size // 2)
     one = rows.read_slots(jnp.asarray(pages), rows.plan_of(env, "l1", name), ids, slots)
     assert np.asarray(one).tobytes() == expected[np.arange(3), slots].tobytes()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_rows_of_several_heads_are_read_head_by_head(order, lay):
+    layers = [LayerSpec(f"l{i}", i, kv_heads=3, head_dim=6) for i in range(2)]
+    env = lay.page_of(layers, 4, order)
+    pages = np.random.default_rng(1).integers(0, 256, (5, env.nbytes), np.uint8)
+    plan, ids = rows.plan_of(env, "l1", "v"), lay.ints([[3], [1]], [[0], [4]])
+    got = np.asarray(rows.read(jnp.asarray(pages), plan, ids))
+    assert got.shape == (2, 2, 4, 3, 6)
+    expected = by_the_law(pages, env, "l1", "v", ids.reshape(4, 1))
+    assert got.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("nbytes", [None, 512])
