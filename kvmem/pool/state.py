@@ -150,27 +150,39 @@ def init(
 def from_budget(
     budget: Budget,
     topology: Topology,
+    pool: int | None = None,
     *,
     poison: bool = False,
     sharding: NamedSharding | None = None,
 ) -> Pool:
-    """Build the one pool that a budget pays for: a rank's pages on every rank.
+    """Build a pool that a budget pays for: a rank's pages on every rank.
 
-    A split plan has a pool for each size of page: `init` builds each of them.
+    Args:
+        pool: which of `budget.pools`; None: the only one, in which every group takes
+            pages from one list. A split plan has a pool for each size of page.
 
     Raises:
-        IncompatiblePlan: pools of more than one size of page.
+        IncompatiblePlan: one pool asked of a split plan.
+        InvalidId: a pool that the plan has not.
     """
-    sizes = [pool.page_nbytes for pool in budget.pools]
-    if len(sizes) != 1:
+    sizes = ", ".join(f"{paid.page_nbytes:,}" for paid in budget.pools)
+    if pool is None and len(budget.pools) != 1:
         raise errors.IncompatiblePlan(
             errors.say(
-                f"pools with pages of {', '.join(f'{n:,}' for n in sizes)} B",
+                f"one pool of a plan whose pools have pages of {sizes} B",
                 "the groups of one pool share pages of one size",
-                'Plan with kind="unified", or build a pool for each of them',
+                'Plan with kind="unified", or say which pool',
             )
         )
-    (paid,) = budget.pools
+    if not 0 <= (pool or 0) < len(budget.pools):
+        raise errors.InvalidId(
+            errors.say(
+                f"pool {pool} of a plan with {len(budget.pools)}",
+                "pools are counted from zero",
+                f"Use a pool from 0 to {len(budget.pools) - 1}",
+            )
+        )
+    paid = budget.pools[pool or 0]
     return init(
         paid.pages,
         paid.page_nbytes,

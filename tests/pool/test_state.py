@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from kvmem import budget, errors
 from kvmem import pool as kvpool
-from kvmem.geometry import LayerSpec, Topology, group_layers
+from kvmem.geometry import LayerSpec, Topology, group_layers, kinds
 
 
 def test_a_fresh_pool_has_every_page_free_and_breaks_no_law():
@@ -98,6 +98,36 @@ def test_pools_of_a_split_plan_are_refused_as_one_in_words():
     split = budget.solve(mixed_groups(), Topology(), limits, kind="split")
     with pytest.raises(errors.IncompatiblePlan, match="1,536, 768 B"):
         kvpool.from_budget(split, Topology())
+    with pytest.raises(errors.InvalidId, match="pool 2 of a plan with 2"):
+        kvpool.from_budget(split, Topology(), 2)
+
+
+def test_split_pools_are_the_same_type_once_a_size():
+    limits = [budget.limit("memory", 10_000)]
+    split = budget.solve(mixed_groups(), Topology(), limits, kind="split")
+    made = [kvpool.from_budget(split, Topology(), at) for at in range(2)]
+    for pool, paid in zip(made, split.pools, strict=True):
+        assert pool.pages.shape == (1, paid.pages, paid.page_nbytes)
+        assert [len(books.refs) for books in pool.groups] == list(paid.num_vpages)
+        pool, _, ok = kvpool.handout(pool, 0, [1], 1)
+        assert bool(ok)
+        assert kvpool.check(pool) == ()
+    assert sum(pool.pages.nbytes for pool in made) == split.used_nbytes
+
+
+def test_a_state_of_a_unified_plan_lies_in_as_many_pages_as_it_is_cut_into():
+    specs = [LayerSpec("l0", 0, "gqa", 1, 8, None, "float32")]
+    specs.append(kinds.kda("l1", 1, heads=4, head_dim=8, conv_kernel=4))
+    groups = group_layers(specs, 4)
+    limits = [budget.limit("memory", 30_000)]
+    solved = budget.solve(groups, Topology(), limits, sequences=2)
+    pool = kvpool.from_budget(solved, Topology(), poison=True)
+    extents = solved.pools[0].extents
+    assert extents[0] == 1 < extents[1]
+    assert tuple(books.extent for books in pool.groups) == extents
+    pool, vpages, ok = kvpool.handout(pool, 1, [1], 1)
+    assert bool(ok)
+    assert kvpool.translate_parts(pool, 1, vpages).shape == (1, 1, extents[1])
 
 
 def test_every_group_of_a_unified_plan_may_take_every_page():
