@@ -6,7 +6,7 @@ one donated scatter. Ranks on a mesh work alone under `shard_map`: an export add
 disjoint contributions, an import communicates nothing. Null page ids (one past the end)
 fill with zeros and drop.
 
-    export_pages(pages u8[R, P, E], ids i32[n], tables) -> u8[n * page_tokens, record]
+    export_pages(pages, page_ids, plan, window, records)    # fills u8[tokens, record]
 
 Where a page is spread over planes, its parts are gathered end to end: one page again.
 """
@@ -46,18 +46,19 @@ def export_pages(
     page_ids: np.ndarray,
     plan: CopyPlan,
     window: Window,
+    records: np.ndarray,
     rank: int | None = None,
-) -> np.ndarray:
-    """Return u8[num_tokens, record] of the elected writers, or of `rank` alone.
+) -> None:
+    """Fill u8[num_tokens, record] from the elected writers, or from `rank` alone.
 
-    Bytes that nobody of them holds are zero.
+    Bytes that none of them holds are zero.
     """
     facts = _facts(pages, plan)
     turns = plan.turns(len(window.pages)) if rank is None else (rank,)
     table = _table(plan, turns, facts, to_records=True)
     padded = _export(pages, _bucket(page_ids, window, facts.num_pages), table, facts)
     first = window.first_token - window.pages.start * window.page_tokens
-    return np.asarray(padded)[first : first + window.num_tokens]
+    records[...] = np.asarray(padded)[first : first + window.num_tokens]
 
 
 def import_pages(

@@ -1,25 +1,23 @@
 """Host executor: numpy strided copies straight from and into the arrays' memory.
 
-On CPU a pool's bytes are the process's own memory. Reading is a zero-copy
-`np.asarray` of each shard. Writing goes through `_writable` and nothing else in kvmem
-does so; its rules stand there. Pages are the outer loop and ranks the inner one: a
-page's records stay in cache while every rank fills them, and ranks that share a block
-of memory are one numpy copy.
+On CPU a pool's bytes are the process's own memory. Reading is a zero-copy `np.asarray`
+of each shard; writing has rules of its own (`memory`). Pages are the outer loop and
+ranks the inner one: a page's records stay in cache while every rank fills them, and
+ranks that share a block of memory are one numpy copy.
 """
 
 import concurrent.futures
-import ctypes
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from kvmem.canonical.grid import RunGrid, grids
 from kvmem.canonical.plan import CopyPlan, Who
+from kvmem.transfer import memory
 from kvmem.transfer.arrays import Pages, Part, as_given, listed, parts
 from kvmem.transfer.window import Window
 
@@ -62,9 +60,9 @@ def export_pages(
         for shard in arrays[part.array].addressable_shards:
             shards[shard.index] = shard  # equal copies of the same ranks: any of them
         for index, shard in shards.items():
-            memory = np.asarray(shard.data)  # waits for it
+            held = np.asarray(shard.data)  # waits for it
             for lanes, who in zip(dealt, turns, strict=True):
-                lanes += _lanes(memory, index, plan, who, plane, part)
+                lanes += _lanes(held, index, plan, who, plane, part)
     _move(dealt, page_ids, window, records, threads, _to_records)
 
 
@@ -80,11 +78,11 @@ def import_pages(
 
     Donates `pages`: the bytes stay where they are, under the array that is returned.
     """
-    arrays, lanes = [_claim(array) for array in listed(pages)], []
+    arrays, lanes = [memory.claim(array) for array in listed(pages)], []
     for plane, part in enumerate(parts(arrays, plan)):
         for shard in arrays[part.array].addressable_shards:
-            memory = _writable(shard.data)
-            lanes += _lanes(memory, shard.index, plan, "holders", plane, part)
+            held = memory.writable(shard.data)
+            lanes += _lanes(held, shard.index, plan, "holders", plane, part)
     _move([lanes], page_ids, window, records, threads, _to_pages)
     return as_given(arrays, pages)
 
@@ -97,38 +95,8 @@ def _to_pages(local: np.ndarray, record: np.ndarray) -> None:
     np.copyto(local, record)
 
 
-@functools.lru_cache(maxsize=64)
-def _donate_as(sharding: jax.sharding.Sharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda pages: pages, donate_argnums=0, out_shardings=sharding)
-
-
-def _claim(pages: jax.Array) -> jax.Array:
-    """Return the pool as an array that nobody else refers to. Donates `pages`.
-
-    The runtime does the donation: it waits for every step that still reads the pool,
-    marks the old handle deleted, and where a numpy view of the old bytes is alive it
-    copies, so that no reader ever sees bytes change.
-    """
-    return jax.block_until_ready(_donate_as(pages.sharding)(pages))
-
-
-def _writable(shard: jax.Array) -> np.ndarray:
-    """Return a shard's own memory, writable. The only such view in kvmem.
-
-    jax arrays are immutable; this is safe under five rules, kept by `choose` and
-    `import_pages`: the pool lies in this process, one page after another; it was just
-    donated to us (`_claim`), so no computation or view reads it; it is ready; the
-    pointer is taken afresh for every import, never kept; and the view is dropped before
-    the array is handed back, since a later donation may move the bytes.
-    """
-    nbytes = shard.size
-    address = shard.unsafe_buffer_pointer()
-    memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    return np.frombuffer(memory, np.uint8).reshape(shard.shape)
-
-
 def _lanes(
-    memory: np.ndarray,
+    held: np.ndarray,
     index: tuple[slice, ...],
     plan: CopyPlan,
     who: Who,
@@ -136,9 +104,9 @@ def _lanes(
     part: Part,
 ) -> list[_Lane]:
     """Return the lanes of one plane in one shard, u8[ranks, ...]."""
-    ranks = memory.shape[0]
+    ranks = held.shape[0]
     first = index[0].start or 0
-    flat = memory.reshape(-1)
+    flat = held.reshape(-1)
     found = _grids(plan, who, plane, first, ranks, flat.size // ranks)
     return [_Lane(flat, part, grid) for grid in found]
 

@@ -10,14 +10,13 @@ topology exports, every other one imports.
 Every argument is checked before a byte moves, so a refused import changes nothing.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from kvmem import errors
-from kvmem.canonical.judge import Objection, judge
 from kvmem.canonical.plan import CopyPlan
-from kvmem.transfer import checks, device, host
+from kvmem.transfer import checks, device, host, replicas
 from kvmem.transfer.arrays import Pages
 from kvmem.transfer.choose import choose
 from kvmem.transfer.window import Window
@@ -68,11 +67,14 @@ def export_records(
     if num_tokens == 0:
         return out
     if chosen == "device":
-        out[...] = device.export_pages(pages, ids, plan, window)
+        export = functools.partial(device.export_pages, pages, ids, plan, window)
     else:
-        host.export_pages(pages, ids, plan, window, out, threads)
+        export = functools.partial(
+            host.export_pages, pages, ids, plan, window, threads=threads
+        )
+    export(out)
     if verify_replicas:
-        _verify(chosen, pages, ids, plan, window, out)
+        replicas.verify(export, plan, window, out)
     return out
 
 
@@ -113,44 +115,3 @@ def import_records(
         return device.import_pages(pages, ids, plan, window, records)
     packed = np.ascontiguousarray(records)
     return host.import_pages(pages, ids, plan, window, packed, threads)
-
-
-def _verify(chosen, pages, ids, plan, window, records) -> None:
-    """Compare every replica's bytes with the elected ones, rank by rank."""
-    seen = np.empty_like(records)
-    for rank in plan.replicated:
-        if chosen == "device":
-            seen[...] = device.export_pages(pages, ids, plan, window, rank=rank)
-        else:
-            host.export_pages(pages, ids, plan, window, seen, rank=rank)
-        merged = np.where(_held(plan, rank, window), seen, records)
-        objections = judge(records, merged, plan.group, window.first_token)
-        if objections:
-            raise errors.CorruptPage(
-                errors.say(
-                    f"verify_replicas: rank {rank} differs from "
-                    f"ranks {_other_holders(plan, rank, objections[0])}",
-                    f"all holders of a head keep equal bytes; {objections[0]}, and "
-                    f"{len(objections) - 1} more fields",
-                    "Compute these tokens again on every rank",
-                )
-            )
-
-
-def _held(plan: CopyPlan, rank: int, window: Window) -> np.ndarray:
-    """Return bool[num_tokens, record]: the bytes that `rank` holds."""
-    _, canonical = plan.units_of(plan.runs[rank])
-    units = plan.record_nbytes // plan.unit_nbytes
-    held = np.zeros(plan.page_tokens * units, bool)
-    held[canonical] = True
-    tokens = np.arange(window.first_token, window.stop_token) % plan.page_tokens
-    return np.repeat(held.reshape(-1, units)[tokens], plan.unit_nbytes, axis=1)
-
-
-def _other_holders(plan: CopyPlan, rank: int, found: Objection) -> list[int]:
-    (field,) = (
-        f for f in plan.group.fields if (f.layer, f.name) == (found.layer, found.field)
-    )
-    shard = plan.topology.dcp_index(rank)
-    holders = plan.topology.holders(field, found.head)
-    return [r for r in holders if r != rank and plan.topology.dcp_index(r) == shard]

@@ -61,6 +61,10 @@ REFUSALS = {
         lambda: declared((9, 2, 2, 8, 64), Topology(), AXES.removeprefix("rank ")),
         "2 rows for the 4 tokens of a page: compressed states are not tokens",
     ),
+    "compressed latents over token shards": (
+        lambda: declared((2, 9, 2, 2, 8, 64), Topology.nested(2, 2)),
+        "2 rows for the 4 tokens of a page: compressed states are not tokens",
+    ),
     "a page that is not a multiple of its token rows": (
         lambda: declared((9, 4102), Topology(), "page (token head field dim)"),
         "a page of 4102 elements is not a multiple of its 4 token rows",
@@ -99,7 +103,7 @@ REFUSALS = {
         ),
         "a pool of 4 ranks with a plan for 2",
     ),
-    "a kind of layer that has no fields yet": (
+    "a layer of another kind that declares no rows": (
         lambda: LayerSpec("layers.0", 0, kind="state"),
         "layer 'layers.0' of kind 'state'",
     ),
