@@ -24,8 +24,7 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize(("lanes", "ranks"), [(1, 4), (4, 1)])
 @pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_copies_a_pool_of_parts_or_its_books(
