@@ -1,21 +1,25 @@
 """Explain a budget: every claim, the rounding, and the limit that binds.
 
-Reads a TOML config, or a Hugging Face config.json of a llama-family model. No device is
-touched and no weights are read.
+Reads a TOML config, or the config.json of a Hugging Face checkpoint, of models that no
+engine here runs too. No device is touched and no weights are read.
 
     kvmem plan path/to/config.json --tp 8 --memory 80GiB --page-size 64
+    kvmem plan configs/models/gpt_oss_120b.toml --max-batch 256
 """
 
 import dataclasses
 import json
 import os
+from fractions import Fraction
 from typing import Annotated, Any
 
 import tyro
 
 from kvmem import config, console, errors
 from kvmem.budget import Budget
-from kvmem.config import Config, ModelConfig, PoolConfig
+from kvmem.cli import plan_tables
+from kvmem.cli.plan_tables import number
+from kvmem.config import Config, ModelConfig, PoolConfig, ServeConfig
 from kvmem.geometry import Topology
 from kvmem.settings import Override
 
@@ -33,9 +37,14 @@ SETTINGS = {
     "device_memory": (PoolConfig, "device_memory"),
     "reserve": (PoolConfig, "reserve"),
     "machine_memory": (PoolConfig, "machine_memory"),
+    "kind": (PoolConfig, "kind"),
+    "window_ratio": (PoolConfig, "window_ratio"),
+    "max_batch": (ServeConfig, "max_batch"),
+    "max_length": (ServeConfig, "max_length"),
     "kv_dtype": (ModelConfig, "kv_dtype"),
 }
 _TABLES = {Topology: "topology", PoolConfig: "pool", ModelConfig: "model"}
+_TABLES |= {ServeConfig: "serve"}
 
 
 def _flag(name: str, metavar: str, kind: type = str) -> object:
@@ -63,6 +72,10 @@ class Arguments(console.Common):
     device_memory: _flag("device_memory", "BYTES") = None
     reserve: _flag("reserve", "BYTES") = None
     machine_memory: _flag("machine_memory", "BYTES") = None
+    kind: _flag("kind", "KIND") = None
+    window_ratio: _flag("window_ratio", "RATIO", float) = None
+    max_batch: _flag("max_batch", "N", int) = None
+    max_length: _flag("max_length", "N", int) = None
     kv_dtype: _flag("kv_dtype", "DTYPE") = None
     draft: Annotated[
         str | None,
@@ -105,14 +118,18 @@ def _config(arguments: Arguments) -> Config:
 
 def _facts(plan: Config) -> dict[str, Any]:
     """Return what the numbers of a plan are about."""
+    topology, partition = plan.topology, plan.partition
+    paddings = partition.paddings if partition is not None else ()
     return {
         "model": plan.spec.name,
-        "source": plan.model.source,
+        "source": plan.model.source or "facts",
         "kv_dtype": plan.model.cache_dtype(),
         "weight_nbytes": plan.weight_nbytes,
-        "paddings": [dataclasses.asdict(p) for p in plan.partition.paddings],
-        "topology": dataclasses.asdict(plan.topology) | {"ranks": plan.topology.ranks},
+        "weight_paddings": [dataclasses.asdict(p) for p in paddings],
+        "topology": dataclasses.asdict(topology) | {"ranks": topology.ranks},
+        "nested_topology": {"tp": topology.ranks, "dcp": topology.dcp},
         "order": plan.pool.order,
+        "only_planned": getattr(plan.spec, "refusal", ""),
     }
 
 
@@ -121,25 +138,26 @@ def _as_json(
 ) -> dict[str, Any]:
     """Return the machine-readable plan: per rank, but `tokens` are the model's."""
     numbers = (
-        "pool_nbytes",
-        "used_nbytes",
-        "left_nbytes",
-        "binding_limit",
-        "draft_pages",
+        *("kind", "pool_nbytes", "used_nbytes", "left_nbytes", "fixed_nbytes"),
+        *("binding_limit", "limiting_rank", "draft_pages", "largest_id"),
     )
     rows = {
-        name: [dataclasses.asdict(row) for row in getattr(solved, name)]
-        if solved
-        else []
-        for name in ("groups", "terms", "limits", "host_terms")
+        name: [_row(row) for row in getattr(solved, name)] if solved else []
+        for name in ("groups", "pools", "terms", "limits", "host_terms", "paddings")
     }
     values = {name: getattr(solved, name) if solved else None for name in numbers}
     return rows | values | {"violations": list(violations)} | facts
 
 
+def _row(row: Any) -> dict[str, Any]:
+    """Return a dataclass as JSON has it: fractions are numbers."""
+    found = dataclasses.asdict(row)
+    return {k: number(v) if isinstance(v, Fraction) else v for k, v in found.items()}
+
+
 def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
     """Print the plan for a person."""
-    out, topology = console.out(), plan.topology
+    topology = plan.topology
     print(
         f"{facts['model']} ({facts['source']}), cache in {facts['kv_dtype']}, "
         f"pages {plan.pool.order}"
@@ -148,83 +166,16 @@ def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
         f"ranks: {topology.ranks}, tp={topology.tp} dcp={topology.dcp} (most sources "
         f"count DCP inside TP: TP={topology.ranks}, DCP={topology.dcp})"
     )
-    _show_claims(out, solved)
-    _show_limits(out, solved)
-    _show_groups(out, solved)
+    plan_tables.show(console.out(), solved)
     for term in solved.host_terms:
         print(
             f"{term.name}: {plan.store.host_memory:,} B of the machine's memory in "
             f"all, {term.fixed_bytes:,} B for each of {topology.ranks} ranks"
         )
-    for each in facts["paddings"]:
+    for each in facts["weight_paddings"]:
         print(
             f"{each['name']} padded with zero rows: {each['size']:,} to "
             f"{each['padded']:,}, an exact change"
         )
-
-
-def _show_claims(out: console.Console, solved: Budget) -> None:
-    claims = console.table(
-        "claims, on each rank",
-        *("claim", "owner", "> bytes per token", "> fixed bytes", "> replicas"),
-    )
-    for term in solved.terms:
-        claims.add_row(
-            term.name,
-            term.owner,
-            console.count(term.bytes_per_token),
-            console.count(term.fixed_bytes),
-            console.count(term.replicas),
-        )
-    claims.add_section()
-    total = sum(term.bytes_per_token for term in solved.terms)
-    fixed = sum(term.fixed_bytes for term in solved.terms)
-    claims.add_row("total", "", console.count(total), console.count(fixed), "")
-    out.print(claims)
-
-
-def _show_limits(out: console.Console, solved: Budget) -> None:
-    limits = console.table("limits, on each rank", "limit", "> bytes", "reason", "")
-    rows = [
-        (each.name, console.count(each.nbytes), each.reason) for each in solved.limits
-    ]
-    if solved.max_pages is not None:
-        rows.append(("max_pages", "", f"at most {solved.max_pages:,} pages"))
-    for name, nbytes, reason in rows:
-        limits.add_row(name, nbytes, reason, "binds" * (name == solved.binding_limit))
-    out.print(limits)
-
-
-def _show_groups(out: console.Console, solved: Budget) -> None:
-    groups = console.table(
-        "pages",
-        *("group", "lifecycle", "> layers", "> page size", "> page bytes"),
-        *("> pages", "> tokens"),
-    )
-    for each in solved.groups:
-        numbers = (
-            each.layers,
-            each.page_size,
-            each.page_nbytes,
-            each.pages,
-            each.tokens,
-        )
-        groups.add_row(each.name, each.lifecycle, *map(console.count, numbers))
-    if solved.draft_pages:
-        (group, *_) = solved.groups
-        numbers = (None, group.page_size, solved.draft_page_nbytes, solved.draft_pages)
-        groups.add_row("draft", "full", *map(console.count, numbers), "")
-    out.print(groups)
-    (group, *_) = solved.groups
-    step = solved.used_nbytes // group.pages
-    print(
-        f"rounding: {solved.pool_nbytes:,} B / {step:,} B a page = "
-        f"{_hundredths(solved.pool_nbytes, step)}, so {group.pages:,} pages use "
-        f"{solved.used_nbytes:,} B and leave {solved.left_nbytes:,} B"
-    )
-
-
-def _hundredths(nbytes: int, step: int) -> str:
-    """Return a quotient of integers of any size, rounded to hundredths."""
-    whole, part = divmod((200 * nbytes + step) // (2 * step), 100)
-    return f"{whole:,}.{part:02}"
+    if facts["only_planned"]:
+        print(f"planned only, no engine runs it: {facts['only_planned']}")

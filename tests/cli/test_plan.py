@@ -89,7 +89,7 @@ def test_a_checkpoints_config_plans_on_eight_ranks(llama_config, plan):
 
 def test_a_plan_names_its_paddings_and_its_replicas(plan, repo_root):
     found = plan(str(repo_root / "configs" / "models" / "smollm2.toml"), "--tp", "9")
-    assert found["paddings"] == [
+    assert found["weight_paddings"] == [
         {"name": "mlp", "size": 1536, "padded": 1539},
         {"name": "vocab", "size": 49152, "padded": 49158},
     ]

@@ -1,0 +1,178 @@
+"""The tables of `kvmem plan`: claims, limits, groups, pools, padding and ids.
+
+Law: what stands in a table stands in the JSON under the same name, and no number is
+worked out here that the budget does not give.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from kvmem import console
+from kvmem.budget import Budget, Padding, PoolPages
+
+__all__ = ["number", "show"]
+
+
+def show(out: console.Console, solved: Budget) -> None:
+    """Print a solved budget for a person."""
+    _claims(out, solved)
+    _limits(out, solved)
+    _groups(out, solved)
+    if len(solved.groups) > 1:
+        _pools(out, solved)
+    print(_rounding(solved))
+    if solved.limiting_rank is not None:
+        smallest = solved.limit
+        print(
+            f"limiting rank: {solved.limiting_rank}, with {smallest.nbytes:,} B of "
+            f"{smallest.name}; every rank's pools are as large as its"
+        )
+    for padding in solved.paddings:
+        print(_padding(solved, padding))
+    print(_ids(solved))
+
+
+def number(value: int | Fraction) -> int | float:
+    """Return a number as JSON has it."""
+    return int(value) if value == int(value) else float(value)
+
+
+def _count(value: int | Fraction) -> str:
+    return f"{number(value):,}" if value == int(value) else f"{float(value):,.2f}"
+
+
+def _claims(out: console.Console, solved: Budget) -> None:
+    claims = console.table(
+        "claims, on each rank",
+        *("claim", "owner", "> bytes per token", "> fixed bytes", "> replicas"),
+    )
+    for term in solved.terms:
+        claims.add_row(
+            term.name,
+            term.owner,
+            _count(term.bytes_per_token),
+            _count(term.fixed_bytes),
+            _count(term.replicas),
+        )
+    claims.add_section()
+    total = sum(term.bytes_per_token for term in solved.terms)
+    fixed = sum(term.fixed_bytes for term in solved.terms)
+    claims.add_row("total", "", _count(total), _count(fixed), "")
+    out.print(claims)
+
+
+def _limits(out: console.Console, solved: Budget) -> None:
+    limits = console.table("limits, on each rank", "limit", "> bytes", "reason", "")
+    binds = solved.limit if solved.binding_limit == solved.limit.name else None
+    for each in solved.limits:
+        bound = "binds" * (each is binds)
+        limits.add_row(each.name, console.count(each.nbytes), each.reason, bound)
+    if solved.max_pages is not None:
+        reason = f"at most {solved.max_pages:,} pages"
+        limits.add_row("max_pages", "", reason, "binds" * (binds is None))
+    out.print(limits)
+
+
+def _groups(out: console.Console, solved: Budget) -> None:
+    groups = console.table(
+        "pages",
+        *("group", "lifecycle", "> layers", "> page size", "> page bytes"),
+        *("> pages", "> tokens"),
+    )
+    for each in solved.groups:
+        numbers = (each.layers, each.page_size, each.page_nbytes, each.pages)
+        name = each.name if each.domain == "target" else f"{each.domain} {each.name}"
+        groups.add_row(
+            name,
+            each.lifecycle,
+            *map(console.count, numbers),
+            console.count(each.tokens or None),
+        )
+    if solved.draft_pages:
+        (group, *_) = solved.groups
+        numbers = (group.page_size, solved.draft_page_nbytes, solved.draft_pages)
+        groups.add_row("draft", "full", "-", *map(console.count, numbers), "")
+    out.print(groups)
+
+
+def _pools(out: console.Console, solved: Budget) -> None:
+    pools = console.table(
+        f"pools ({solved.kind}), on each rank",
+        *("pool", "groups", "> page bytes", "> pages", "> pages each", "> virtual ids"),
+    )
+    for index, pool in enumerate(solved.pools):
+        names = ", ".join(solved.groups[group].name for group in pool.groups)
+        ids = ", ".join(map(console.count, pool.num_vpages))
+        parts = ", ".join(map(console.count, pool.extents))
+        numbers = (pool.page_nbytes, pool.pages)
+        pools.add_row(str(index), names, *map(console.count, numbers), parts, ids)
+    out.print(pools)
+
+
+def _rounding(solved: Budget) -> str:
+    """Say how bytes became pages."""
+    kept = f"use {solved.used_nbytes:,} B and leave {solved.left_nbytes:,} B"
+    step = solved.step_nbytes
+    owed = f" less {solved.fixed_nbytes:,} B owed" if solved.fixed_nbytes else ""
+    whole = f"{solved.pool_nbytes:,} B{owed}"
+    if solved.kind == "unified":
+        (pool,) = solved.pools
+        free = solved.pool_nbytes - solved.fixed_nbytes
+        return (
+            f"rounding: {whole} / {step:,} B a page = {_hundredths(free, step)}, so "
+            f"{pool.pages:,} pages {kept}"
+        )
+    pages = " + ".join(f"{pool.pages:,}" for pool in solved.pools)
+    return (
+        f"rounding: of {whole}, one more row would take {step:,} B, so {pages} pages "
+        f"{kept}"
+    )
+
+
+def _hundredths(nbytes: int, step: int) -> str:
+    """Return a quotient of integers of any size, rounded to hundredths."""
+    whole, part = divmod((200 * nbytes + step) // (2 * step), 100)
+    return f"{whole:,}.{part:02}"
+
+
+def _padding(solved: Budget, padding: Padding) -> str:
+    """Say what a group wastes, and what would waste less."""
+    said = (
+        f"padding: {padding.nbytes:,} of {padding.of_nbytes:,} B of a page of "
+        f"{padding.group} ({padding.share:.1%}) mean nothing"
+    )
+    is_state = any(
+        group.name == padding.group and group.lifecycle == "state"
+        for group in solved.groups
+    )
+    sizes = padding.page_sizes
+    cures = []
+    if sizes and is_state:
+        cures.append(f"pages of {_listed(sizes)} tokens in the other groups")
+    elif sizes:
+        cures.append(f"pages of its own, of {sizes[0]:,} to {sizes[1]:,} tokens")
+    if solved.kind == "unified" and len(solved.groups) > 1:
+        cures.append('a pool of its own (pool.kind = "split")')
+    return said + ("; at most an eighth would with " + ", or ".join(cures)) * bool(
+        cures
+    )
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    return ", ".join(f"{size:,}" for size in sizes)
+
+
+def _ids(solved: Budget) -> str:
+    """Say the largest id, and where a flat 32-bit address would wrap."""
+    said = (
+        f"ids: the largest page is {solved.largest_id:,}; bytes are addressed as "
+        "(page, offset)"
+    )
+    first = [_wraps(pool) for pool in solved.pools if pool.first_wrapping is not None]
+    return said + (", a flat int32 address would wrap " + ", ".join(first)) * bool(
+        first
+    )
+
+
+def _wraps(pool: PoolPages) -> str:
+    return f"from page {pool.first_wrapping:,} of {pool.page_nbytes:,} B on"
