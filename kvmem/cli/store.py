@@ -26,6 +26,7 @@ from kvmem.store import (
     SegmentRow,
     chain_file,
     facts_file,
+    folder_shelf,
     index,
     object_report,
     root_folder,
@@ -256,7 +257,7 @@ def _read_tokens(path: str) -> list[int]:
 
 
 def _index(root: str, facts: store.Facts) -> index.Index:
-    return index.rebuild(Path(root) / facts.model_id / facts.format_id, facts)
+    return folder_shelf.rebuild(Path(root) / facts.model_id / facts.format_id, facts)
 
 
 def _links(held: index.Index) -> dict[store.PageKey, chain_file.Link]:

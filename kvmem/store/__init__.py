@@ -8,7 +8,7 @@ from kvmem.store.facts_file import read as read_facts
 from kvmem.store.facts_file import write as explain
 from kvmem.store.host_tier import HostStats, HostTier
 from kvmem.store.io import Disk, Step
-from kvmem.store.object_store import ObjectStats, ObjectStore
+from kvmem.store.object_store import ObjectStore
 from kvmem.store.open_root import check_options, open_root
 from kvmem.store.page_key import Extra, PageKey, chain_keys, link, seed
 from kvmem.store.page_store import PageStore
@@ -35,7 +35,6 @@ __all__ = [
     "GetResult",
     "HostStats",
     "HostTier",
-    "ObjectStats",
     "ObjectStore",
     "PageKey",
     "PageStore",

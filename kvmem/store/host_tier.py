@@ -125,9 +125,9 @@ class HostTier:
         """
         keys, tokens = requests.checked_request(self.facts, keys, tokens)
         rows = requests.checked_rows(self.facts, len(keys), records)
-        said = requests.said_of(tokens, rows)
+        said = list(map(requests.said_of, tokens, rows))
         with self._lock:
-            new = requests.new_positions(keys, said, self._said)
+            new = requests.new_positions(keys, said.__getitem__, self._said)
             before, written = self._counts["evicted"], 0
             for i in new:
                 if not self._take_in(

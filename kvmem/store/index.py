@@ -3,10 +3,11 @@
 The law: the index is derived. It has no file of its own; opening a store reads the
 manifest and sidecar of every segment, never an array, and what they say is all there
 is. Where two segments hold one key, the later one counts. A chunk found damaged is
-masked, so that it can be written afresh, while its bytes stay on disk for whoever
-repairs them; one that did not answer in time is masked for a while.
+masked, so that it can be written afresh, while its bytes stay where they are for
+whoever repairs them; one that did not answer in time is masked for a while.
 
-    index = rebuild(folder, facts)
+    index = Index()
+    shelf.extend(index, FolderShelf(folder, facts))
     index.prefix(keys)          # how many leading keys are held
 
 `lock` is held by whoever changes an index or walks over it, and never while the disk is
@@ -15,19 +16,15 @@ waited for.
 
 import collections
 import dataclasses
-import re
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from kvmem.store import segment
 from kvmem.store.places import Place, Places
-from kvmem.store.segment import Facts, Segment, Unusable
+from kvmem.store.segment import Segment, Unusable
 from kvmem.store.sidecar import Key
 
-_NAME = re.compile(r"(\d{8,})-[0-9a-f]{8}")
 _EVICTED_KEYS = 65_536  # remembered, so that a miss can say so
 RETRY_S = 60.0  # a chunk that did not answer in time is asked again after this
 
@@ -189,50 +186,3 @@ class Index:
     def _tick(self) -> int:
         self._now_ns = max(self._now_ns + 1, time.time_ns())
         return self._now_ns
-
-
-def rebuild(folder: Path, facts: Facts) -> Index:
-    """Return the index of all sealed segments in `folder`, oldest first."""
-    index = Index()
-    extend(index, folder, facts)
-    return index
-
-
-def extend(index: Index, folder: Path, facts: Facts) -> int:
-    """Take in segments sealed since, let go those that are gone; return how many new.
-
-    New ones come first: a chunk that was moved into another segment is never missing.
-    """
-    there = names(folder)
-    known = index.segments.keys() | index.leaving
-    loaded = [segment.load(folder / n, facts) for n in there if n not in known]
-    gone = [name for name, held in list(index.segments.items()) if not held.is_there]
-    with index.lock:
-        added = 0
-        for found in loaded:
-            if isinstance(found, Unusable):
-                index.unusable[found.name] = found
-            elif found.name not in index.segments.keys() | index.leaving:
-                index.add(found)
-                index.unusable.pop(found.name, None)
-                added += 1
-        for name in index.segments.keys() & gone:
-            index.remove(name)
-        for name in index.unusable.keys() - set(there):
-            del index.unusable[name]
-    return added
-
-
-def names(folder: Path) -> Sequence[str]:
-    """Return the names in a store folder in the order in which they were given."""
-    if not folder.is_dir():
-        return ()
-    return sorted(
-        (path.name for path in folder.iterdir()), key=lambda n: (number(n), n)
-    )
-
-
-def number(name: str) -> int:
-    """Return a segment name's number, 0 for a name the store did not give."""
-    match = _NAME.fullmatch(name)
-    return int(match[1]) if match else 0

@@ -1,7 +1,7 @@
-"""The keeper: what the one writer does to a store's folder.
+"""The keeper: what the one writer does to a store's shelf.
 
-The law: a chunk is in the index only after it is durable on the disk, and leaves the
-index before it leaves the disk. Room is made before anything is written, so the files
+The law: a chunk is in the index only after it is durable on its shelf, and leaves the
+index before it leaves the shelf. Room is made before anything is written, so the files
 of held segments never take more than the budget. What could not be read is never
 deleted to save space: a segment with such a chunk is kept as it is until LRU reaches
 every row of it.
@@ -11,22 +11,20 @@ every row of it.
 """
 
 import bisect
-import contextlib
-import secrets
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from kvmem.errors import Busy, Conflict, say
-from kvmem.store import durable, eviction, index, manifest, rows, segment
+from kvmem.errors import Busy
+from kvmem.store import eviction, requests, segment
 from kvmem.store.index import Index
-from kvmem.store.io import Disk
 from kvmem.store.page_key import PageKey
 from kvmem.store.places import Place
 from kvmem.store.results import GcReport, PutResult
-from kvmem.store.segment import Facts, Segment
+from kvmem.store.rows import NEVER
+from kvmem.store.segment import Segment
+from kvmem.store.shelf import Shelf, extend
 from kvmem.store.writer import Lease
 
 _SEGMENTS_A_BUDGET = 8  # a budget holds at least so many, or rewriting finds no room
@@ -34,45 +32,12 @@ _REWRITE_NBYTES = 256 << 20  # of rows held in memory at once, without a budget
 
 
 class Keeper:
-    """A folder, its index, and the budget of its files."""
+    """A shelf, its index, and the budget of its files."""
 
-    def __init__(
-        self,
-        folder: Path,
-        facts: Facts,
-        held: Index,
-        disk: Disk,
-        max_nbytes: int | None,
-    ):
-        """Take over a folder whose writer's lock this process holds."""
-        self.folder, self.facts, self.disk = folder, facts, disk
-        self.max_nbytes = max_nbytes
+    def __init__(self, shelf: Shelf, held: Index, max_nbytes: int | None):
+        """Take over a shelf whose writer this process is."""
+        self.shelf, self.facts, self.max_nbytes = shelf, shelf.facts, max_nbytes
         self._index = held
-        self._number = max(map(index.number, index.names(folder)), default=0)
-
-    def sweep(self) -> tuple[str, ...]:
-        """Take away what a dead writer left; return its names in the folder.
-
-        Only folders that bear a name of ours and have no manifest are such, and drafts
-        of manifests that are there: what cannot be read, or belongs to somebody else,
-        is left alone.
-        """
-        left = [
-            name
-            for name, refused in list(self._index.unusable.items())
-            if refused.status == "unfinished"
-            and index.number(name)
-            and (self.folder / name).is_dir()
-        ]
-        for name in left:
-            self.disk.remove(self.folder / name)
-            with self._index.lock:
-                del self._index.unusable[name]
-        drafts = [f"{name}/{manifest.NAME}.tmp" for name in list(self._index.segments)]
-        drafts = [name for name in drafts if (self.folder / name).exists()]
-        for name in drafts:
-            self.disk.unlink(self.folder / name)
-        return (*left, *drafts)
 
     def keep(
         self,
@@ -110,8 +75,8 @@ class Keeper:
 
     def collect(self, lease: Lease) -> GcReport:
         """Sweep leftovers, keep to the budget, rewrite what is less than half live."""
-        index.extend(self._index, self.folder, self.facts)
-        swept = self.sweep()
+        extend(self._index, self.shelf)
+        swept = self.shelf.sweep(self._index)
         before = self._index.file_nbytes
         self._make_room(lease, 0, ())
         dropped, rewritten, written, kept = self._rewrite(lease)
@@ -120,34 +85,21 @@ class Keeper:
         return GcReport(swept, dropped, rewritten, written, kept, freed)
 
     def save_recency(self) -> None:
-        """Let the segments' times say when they were last asked for, for the next one.
-
-        It is advice: no chunk depends on it, so it is not synced, and failing is no
-        failure of a put.
-        """
+        """Let the shelf note when segments were last asked for."""
         with self._index.lock:
             touched, self._index.touched_ns = self._index.touched_ns, {}
-        for name, used_ns in touched.items():
-            with contextlib.suppress(OSError):
-                self.disk.touch(self.folder / name / manifest.NAME, used_ns)
+        self.shelf.note_used(touched)
 
     def _new_rows(self, keys, tokens, records) -> list[int]:
         """Return the positions to write, or raise Conflict before anything is."""
-        new, first = [], {}
-        for i, key in enumerate(keys):
+
+        def held(key: PageKey) -> requests.Said | None:
             place = self._index.places.get(key)
-            if place is not None:
-                held = place.tokens, place.checksum
-            elif key in first:
-                j = first[key]
-                held = tokens[j].tobytes(), durable.digest(records[j])
-            else:
-                first[key] = i
-                new.append(i)
-                continue
-            if held != (tokens[i].tobytes(), durable.digest(records[i])):
-                raise Conflict(_conflict(i, key, held[0] == tokens[i].tobytes()))
-        return new
+            return place and (place.tokens, place.checksum)
+
+        return requests.new_positions(
+            keys, lambda i: requests.said_of(tokens[i], records[i]), held
+        )
 
     def _parents(self, keys, new, parent) -> dict[int, PageKey | None]:
         """Return what each new chunk continues, None where it would go in circles."""
@@ -199,16 +151,12 @@ class Keeper:
 
     def _write(self, lease, keys, tokens, records, parents) -> Segment:
         """Write one segment and publish it."""
-        self._number += 1
-        folder = self.folder / f"{self._number:08d}-{secrets.token_hex(4)}"
-        sealed = segment.write(
-            folder, self.facts, keys, tokens, records, parents, self.disk
-        )
+        sealed = self.shelf.write(keys, tokens, records, parents)
         try:
             with lease.hold():
                 self._index.add(sealed)
         except Busy:
-            segment.drop(folder, self.disk)
+            self.shelf.drop(sealed)
             raise
         return sealed
 
@@ -224,7 +172,7 @@ class Keeper:
             for each in dead:
                 self._index.remove(each.name)
         for each in dead:
-            segment.drop(each.folder, self.disk)
+            self.shelf.drop(each)
             self._index.leaving.discard(each.name)
         return tuple(each.name for each in dead)
 
@@ -282,7 +230,7 @@ class Keeper:
                 if self._index.places.get(key) == Place(sparse, row)
             ]
         out = np.empty((len(live), self.facts.row_nbytes), np.uint8)
-        faults = rows.read(sparse, live, out)
+        faults = self.shelf.read(sparse, live, out, NEVER)
         for row, fault in zip(live, faults, strict=True):
             if fault:
                 self._index.mask(sparse.keys[row], fault.reason, Place(sparse, row))
@@ -308,14 +256,3 @@ class _Live(NamedTuple):
     source: Segment
     rows: list[int]
     records: np.ndarray  # u8[rows, row_nbytes]
-
-
-def _conflict(position: int, key: PageKey, same_tokens: bool) -> str:
-    what = "records" if same_tokens else "tokens"
-    return say(
-        f"put of chunk {position} under {key!r}",
-        f"the key is taken with other {what}, and a key names one content",
-        "Put only what lies beyond contains(keys)"
-        if same_tokens
-        else "Make keys with chain_keys from the tokens that are put",
-    )

@@ -24,11 +24,12 @@ import numpy as np
 import tensorstore
 
 from kvmem.errors import CorruptPage, StoreLocked, say
-from kvmem.store import durable, manifest, row_files, sidecar
+from kvmem.store import durable, manifest, object_arrays, row_files, sidecar
 from kvmem.store.bucket import Bucket
 from kvmem.store.page_key import PageKey
 from kvmem.store.row_files import Part
-from kvmem.store.segment import Facts
+from kvmem.store.rows import NEVER, Fault
+from kvmem.store.segment import Facts, Unusable
 from kvmem.store.sidecar import Key
 
 MANIFESTS = "_segments"
@@ -50,6 +51,12 @@ class ObjectSegment:
     rows_per_file: int
     created: float  # seconds since the epoch
     objects: dict[str, tuple[int, str]]  # name below the segment -> (nbytes, digest)
+    file_nbytes: int  # of all of them, and the manifest
+
+    @property
+    def used_ns(self) -> int:
+        """When it was written: a bucket says no more of its use."""
+        return int(self.created * 1e9)
 
     @property
     def nbytes(self) -> int:
@@ -59,23 +66,9 @@ class ObjectSegment:
     @functools.cached_property
     def arrays(self) -> tuple[tuple[Part, tensorstore.TensorStore], ...]:
         """The records, opened; an object that is missing is an error, not zeros."""
-        home = _home(self.facts, self.name)
         parts = row_files.cut(len(self.keys), self.rows_per_file)
-        opening = [
-            tensorstore.open(_array_spec(self.bucket, home, part.name), read=True)
-            for part in parts
-        ]
-        found = [future.result() for future in opening]
-        return tuple(zip(parts, found, strict=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class Unreadable:
-    """A manifest that is no segment of this store; status as in `segment.Unusable`."""
-
-    number: int
-    status: str
-    detail: str
+        home = _home(self.facts, self.name)
+        return object_arrays.open_all(self.bucket, home, parts)
 
 
 def manifest_name(facts: Facts, number: int) -> str:
@@ -125,7 +118,7 @@ def write(
     parts = row_files.cut(len(rows), per_file)
     checksums = tuple(durable.digest(row) for row in rows)
     try:
-        objects = _put_rows(bucket, home, rows, parts)
+        objects = object_arrays.put(bucket, home, rows, parts)
         table = sidecar.pack(keys, parents, tokens, checksums)
         bucket.put(home + sidecar.NAME, table)
         objects[sidecar.NAME] = len(table), durable.digest(table).hex()
@@ -151,8 +144,9 @@ def write(
         "checksum": "xxh3-128",
         "files": objects,
     }
+    data = manifest.pack(body)
     try:
-        _commit(bucket, facts, number, body)
+        _commit(bucket, facts, number, data)
     except StoreLocked:
         _take_away(bucket, home)
         raise
@@ -168,26 +162,45 @@ def write(
         per_file,
         created,
         objects,
+        len(data) + sum(nbytes for nbytes, _ in objects.values()),
     )
 
 
 def fence(bucket: Bucket, facts: Facts, number: int) -> None:
     """Give a number to nobody, so that a writer which was taken over cannot commit."""
-    body = {"kind": _FENCE, "version": manifest.VERSION, "by": secrets.token_hex(8)}
-    _commit(bucket, facts, number, body)
+    _commit(bucket, facts, number, _fence())
 
 
-def load(
-    bucket: Bucket, facts: Facts, number: int
-) -> ObjectSegment | Unreadable | None:
-    """Return what was committed as `number`, None for a fence; no array is read."""
+def drop(segment: ObjectSegment) -> None:
+    """Take a segment away: a fence stands in its place first, then its objects go.
+
+    A crash in between leaves objects of no segment, which the next sweep finds.
+    """
+    segment.bucket.put(manifest_name(segment.facts, segment.number), _fence())
+    home = _home(segment.facts, segment.name)
+    segment.bucket.delete(segment.bucket.names(home))
+
+
+def is_there(segment: ObjectSegment) -> bool:
+    """Say whether its manifest still is, or the server does not say."""
     try:
-        body = manifest.unpack(bucket.read(manifest_name(facts, number)) or b"")
+        data = segment.bucket.read(manifest_name(segment.facts, segment.number))
+        return manifest.unpack(data or b"").get("segment") == segment.name
+    except (CorruptPage, OSError):
+        return True
+
+
+def load(bucket: Bucket, facts: Facts, number: int) -> ObjectSegment | Unusable | None:
+    """Return what was committed as `number`, None for a fence; no array is read."""
+    place = f"{number:08d}"
+    try:
+        data = bucket.read(manifest_name(facts, number)) or b""
+        body = manifest.unpack(data)
     except (CorruptPage, OSError) as error:
-        return Unreadable(number, "damaged", f"manifest: {error}")
+        return Unusable(place, "damaged", f"manifest: {error}")
     if body["version"] != manifest.VERSION:
         detail = f"layout version {body['version']}, read here: {manifest.VERSION}"
-        return Unreadable(number, "version", detail)
+        return Unusable(place, "version", detail)
     if body["kind"] == _FENCE:
         return None
     found = Facts(**body["facts"])
@@ -195,11 +208,11 @@ def load(
         detail = f"written as {body['segment']} for {found}"
         is_ours = (found.model_id, found.format_id) == (facts.model_id, facts.format_id)
         resized = is_ours and found != facts
-        return Unreadable(number, "format" if resized else "foreign", detail)
+        return Unusable(place, "format" if resized else "foreign", detail, found)
     table = bucket.read(_home(facts, body["segment"]) + sidecar.NAME) or b""
     if [len(table), durable.digest(table).hex()] != body["files"][sidecar.NAME]:
         detail = f"{sidecar.NAME}: missing, or digest differs"
-        return Unreadable(number, "damaged", detail)
+        return Unusable(place, "damaged", detail)
     return ObjectSegment(
         bucket,
         facts,
@@ -209,6 +222,7 @@ def load(
         body["arrays"][0]["rows_per_file"],
         body["created"],
         {path: tuple(said) for path, said in body["files"].items()},
+        len(data) + sum(nbytes for nbytes, _ in body["files"].values()),
     )
 
 
@@ -216,18 +230,18 @@ def read(
     segment: ObjectSegment,
     rows: Sequence[int],
     out: np.ndarray,
-    deadline: float | None = None,
-) -> list[tuple[str, str] | None]:
+    deadline: float = NEVER,
+) -> list[Fault | None]:
     """Read `rows` into `out` and compare checksums; return a fault or None for each.
 
-    A fault is (reason, detail), reason "damaged" where reading failed, "checksum" where
-    the bytes differ, "deadline" where they came too late.
+    A fault's reason is "damaged" where reading failed, "checksum" where the bytes
+    differ, "deadline" where they came too late.
 
     Args:
         segment: where from.
         rows: row numbers, n of them.
         out: u8[n, row_nbytes].
-        deadline: on the clock of `time.monotonic`, None to wait.
+        deadline: on the clock of `time.monotonic`.
     """
     nbytes, per_file = segment.facts.row_nbytes, segment.rows_per_file
     places: dict[int, list[int]] = {}
@@ -242,17 +256,18 @@ def read(
             span = array[part.span(first, last + 1 - first, nbytes)]
             pending.append((mine, [row - first for row in at], span.read()))
     except (ValueError, OSError) as error:
-        return [("damaged", str(error))] * len(rows)
-    faults: list[tuple[str, str] | None] = [None] * len(rows)
+        return [Fault("damaged", str(error))] * len(rows)
+    faults: list[Fault | None] = [None] * len(rows)
     for mine, at, future in pending:
         block = _settle(future, deadline)
         for i, place in zip(mine, at, strict=True):
-            if isinstance(block, tuple):
+            if isinstance(block, Fault):
                 faults[i] = block
                 continue
             out[i] = block[place * nbytes : (place + 1) * nbytes]
             if durable.digest(out[i]) != segment.checksums[rows[i]]:
-                faults[i] = "checksum", "the bytes read differ from those written"
+                detail = "the bytes read differ from those written"
+                faults[i] = Fault("checksum", detail)
     return faults
 
 
@@ -275,6 +290,11 @@ def inspect(segment: ObjectSegment) -> tuple[str, ...]:
     return tuple(problems)
 
 
+def _fence() -> bytes:
+    body = {"kind": _FENCE, "version": manifest.VERSION, "by": secrets.token_hex(8)}
+    return manifest.pack(body)
+
+
 def _home(facts: Facts, name: str) -> str:
     return f"{facts.model_id}/{facts.format_id}/{name}/"
 
@@ -284,9 +304,8 @@ def _take_away(bucket: Bucket, home: str) -> None:
         bucket.delete(bucket.names(home))
 
 
-def _commit(bucket: Bucket, facts: Facts, number: int, body: dict) -> None:
-    name = manifest_name(facts, number)
-    if bucket.put_new(name, manifest.pack(body)) is None:
+def _commit(bucket: Bucket, facts: Facts, number: int, data: bytes) -> None:
+    if bucket.put_new(manifest_name(facts, number), data) is None:
         raise StoreLocked(
             say(
                 f"committing segment {number} to {bucket.url}",
@@ -296,50 +315,14 @@ def _commit(bucket: Bucket, facts: Facts, number: int, body: dict) -> None:
         )
 
 
-def _array_spec(bucket: Bucket, home: str, name: str) -> dict:
-    return {
-        "driver": "zarr3",
-        "kvstore": bucket.spec(f"{home}{name}/"),
-        "store_data_equal_to_fill_value": True,
-        "fill_missing_data_reads": False,
-    }
-
-
-def _put_rows(
-    bucket: Bucket, home: str, rows: np.ndarray, parts: Sequence[Part]
-) -> dict[str, tuple[int, str]]:
-    """Write each part as an array, an object a file; return all their objects."""
-    said: dict[str, bytes | np.ndarray] = {}
-    with bucket.told("put", home):
-        for part in parts:
-            flat = rows[part.start : part.stop].reshape(-1)
-            file_nbytes = part.rows_per_file * rows.shape[1]
-            grid = {"chunk_shape": [file_nbytes]}
-            metadata = {
-                "shape": list(flat.shape),
-                "data_type": "uint8",
-                "chunk_grid": {"name": "regular", "configuration": grid},
-            }
-            spec = _array_spec(bucket, home, part.name) | {"metadata": metadata}
-            array = tensorstore.open(spec, create=True).result()
-            array.write(flat).result()
-            said |= {name: rows[start:stop] for name, start, stop in part.files()}
-    for part in parts:
-        about = f"{part.name}/zarr.json"
-        said[about] = bucket.read(home + about)
-    return {
-        name: (memoryview(data).nbytes, durable.digest(data).hex())
-        for name, data in said.items()
-    }
-
-
-def _settle(future, deadline: float | None) -> np.ndarray | tuple[str, str]:
+def _settle(future, deadline: float) -> np.ndarray | Fault:
     """Return what was read, or the fault."""
     try:
-        if deadline is None:
+        if deadline == NEVER:
             return future.result()
         return future.result(timeout=max(0.0, deadline - time.monotonic()))
     except TimeoutError:
-        return "deadline", "the server had not answered when the deadline came"
+        detail = "the server had not answered when the deadline came"
+        return Fault("deadline", detail)
     except (ValueError, OSError) as error:
-        return "damaged", str(error)
+        return Fault("damaged", str(error))

@@ -31,7 +31,8 @@ def open_root(
     Args:
         root: a folder, or s3://bucket/prefix.
         model_id, format_id, record_nbytes, chunk_tokens, read_only: as both say.
-        max_nbytes: what a folder's files of this model and format may take.
+        max_nbytes: what the files or objects of this model and format may take; other
+            models and formats of the root are not counted.
         endpoint, region: where an object store's server is.
 
     Raises:
@@ -41,7 +42,8 @@ def open_root(
     facts = model_id, format_id, record_nbytes, chunk_tokens, read_only
     if bucket.scheme_of(root) is None:
         return PageStore.open(root, *facts, max_nbytes=max_nbytes)
-    return ObjectStore.open(str(root), *facts, endpoint=endpoint, region=region)
+    place = {"endpoint": endpoint, "region": region}
+    return ObjectStore.open(str(root), *facts, max_nbytes=max_nbytes, **place)
 
 
 def check_options(
@@ -52,17 +54,14 @@ def check_options(
     region: str | None,
 ) -> None:
     """Raise for a scheme that no test covers, or an option that would do nothing."""
-    scheme = root and bucket.scheme_of(root)
-    if scheme:
+    if root and bucket.scheme_of(root):
         bucket.open_bucket(str(root), endpoint, region)
-        idle = {"max_nbytes": max_nbytes}
-        why = "nothing is evicted from an object store"
-    else:
-        idle = {"endpoint": endpoint, "region": region}
-        why = "only an s3:// root has a server"
-        if not root:
-            idle["max_nbytes"] = max_nbytes
-            why = "without a root nothing is kept"
+        return
+    idle = {"endpoint": endpoint, "region": region}
+    why = "only an s3:// root has a server"
+    if not root:
+        idle["max_nbytes"] = max_nbytes
+        why = "without a root nothing is kept"
     given = [name for name, value in idle.items() if value is not None]
     if given:
         raise ConfigError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvmem.errors import CorruptPage
-from kvmem.store import index, manifest, root_folder, row_files, rows, segment
+from kvmem.store import folder_shelf, manifest, root_folder, row_files, rows, segment
 from kvmem.store.segment import Facts, Unusable
 
 
@@ -66,7 +66,7 @@ def inspect(root: str | Path, verify: bool = False) -> tuple[SegmentRow, ...]:
 def _rows(root: Path, verify: bool) -> Iterator[SegmentRow]:
     for model in _folders(root):
         for format_ in _folders(model):
-            for name in index.names(format_):
+            for name in folder_shelf.names(format_):
                 yield _row(format_ / name, verify)
 
 

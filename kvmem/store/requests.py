@@ -5,7 +5,7 @@ so that one can stand in another's place.
 
     keys, tokens = checked_request(facts, keys, tokens)    # tokens i32[n, chunk_tokens]
     rows = checked_rows(facts, len(keys), records)         # u8[n, row_nbytes]
-    new = new_positions(keys, said_of(tokens, rows), held)
+    new = new_positions(keys, lambda i: said_of(tokens[i], rows[i]), held)
 """
 
 from collections.abc import Callable, Sequence
@@ -54,24 +54,21 @@ def checked_rows(facts: Facts, num_chunks: int, records: np.ndarray) -> np.ndarr
     return np.ascontiguousarray(records).reshape(num_chunks, chunk * record)
 
 
-def said_of(tokens: np.ndarray, rows: np.ndarray) -> list[Said]:
-    """Return what each chunk's key will stand for."""
-    return [
-        (asked.tobytes(), durable.digest(row))
-        for asked, row in zip(tokens, rows, strict=True)
-    ]
+def said_of(tokens: np.ndarray, row: np.ndarray) -> Said:
+    """Return what a chunk's key will stand for: i32[chunk_tokens], u8[row_nbytes]."""
+    return tokens.tobytes(), durable.digest(row)
 
 
 def new_positions(
     keys: Sequence[PageKey],
-    said: Sequence[Said],
+    said: Callable[[int], Said],
     held: Callable[[PageKey], Said | None],
 ) -> list[int]:
     """Return which chunks are not held, each key once, or raise Conflict.
 
     Args:
         keys: n keys.
-        said: what each would stand for.
+        said: what the key at a position would stand for; asked for where it matters.
         held: what a key stands for in the store, None if it is not held.
     """
     new, first = [], {}
@@ -81,9 +78,9 @@ def new_positions(
             first[key] = i
             new.append(i)
             continue
-        taken = taken or said[first[key]]
-        if taken != said[i]:
-            same_tokens = taken[0] == said[i][0]
+        taken, mine = taken or said(first[key]), said(i)
+        if taken != mine:
+            same_tokens = taken[0] == mine[0]
             what = "records" if same_tokens else "tokens"
             raise Conflict(
                 say(

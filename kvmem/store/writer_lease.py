@@ -60,6 +60,13 @@ class WriterLease:
         self.lose()
         raise StoreLocked(_locked(self._bucket, _unpack(self._bucket.read(NAME))))
 
+    def confirm(self) -> None:
+        """Ask the server whether the lease stands; StoreLocked if it was lost."""
+        data, generation = self._bucket.read_versioned(NAME)
+        if generation != self._generation:
+            self.lose()
+            raise StoreLocked(_locked(self._bucket, _unpack(data)))
+
     def lose(self) -> None:
         """Know that another writer has taken over; its lease is left alone."""
         self._generation = None

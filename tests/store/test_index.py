@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 
-from kvmem.store import index, segment
+from kvmem.store import folder_shelf, segment, shelf
 from kvmem.store.segment import Facts
 
 FACTS = Facts("m", "f", 4, 96)
@@ -23,7 +23,7 @@ def test_the_index_is_rebuilt_from_segments_alone(tmp_path, write, make_chunks):
     write("00000002-aaaaaaaa", chunks.part(3, 5))
     for path in tmp_path.rglob("zarr.json"):
         path.unlink()
-    held = index.rebuild(tmp_path, FACTS)
+    held = folder_shelf.rebuild(tmp_path, FACTS)
     assert held.prefix(chunks.keys) == 5
     assert [held.places[key].row for key in chunks.keys] == [0, 1, 2, 0, 1]
     assert held.places[chunks.keys[3]].tokens == chunks.tokens[3].tobytes()
@@ -33,7 +33,7 @@ def test_prefix_stops_at_the_first_hole(tmp_path, write, make_chunks):
     chunks = make_chunks(5)
     write("00000001-aaaaaaaa", chunks.part(0, 2))
     write("00000002-aaaaaaaa", chunks.part(3, 5))
-    held = index.rebuild(tmp_path, FACTS)
+    held = folder_shelf.rebuild(tmp_path, FACTS)
     assert held.prefix(chunks.keys) == 2
     assert held.prefix(chunks.keys[2:]) == 0
     assert held.prefix(chunks.keys[3:]) == 2
@@ -43,7 +43,7 @@ def test_of_two_segments_with_one_key_the_later_counts(tmp_path, write, make_chu
     chunks = make_chunks(2)
     write("00000010-aaaaaaaa", chunks)
     write("00000009-ffffffff", chunks)
-    held = index.rebuild(tmp_path, FACTS)
+    held = folder_shelf.rebuild(tmp_path, FACTS)
     assert {place.segment.name for place in held.places.values()} == {
         "00000010-aaaaaaaa"
     }
@@ -52,7 +52,7 @@ def test_of_two_segments_with_one_key_the_later_counts(tmp_path, write, make_chu
 def test_a_masked_chunk_is_a_hole_until_it_is_added_again(tmp_path, write, make_chunks):
     chunks = make_chunks(3)
     write("00000001-aaaaaaaa", chunks)
-    held = index.rebuild(tmp_path, FACTS)
+    held = folder_shelf.rebuild(tmp_path, FACTS)
     place = held.places[chunks.keys[1]]
     held.mask(chunks.keys[1], "checksum", place)
     assert held.prefix(chunks.keys) == 1
@@ -69,7 +69,7 @@ def test_what_is_no_segment_is_named_and_not_held(tmp_path, write, make_chunks):
     shutil.copytree(whole.folder, tmp_path / "00000002-bbbbbbbb")
     (tmp_path / "00000003-aaaaaaaa" / "orbax.orbax-checkpoint-tmp").mkdir(parents=True)
     (tmp_path / "notes.txt").touch()
-    held = index.rebuild(tmp_path, FACTS)
+    held = folder_shelf.rebuild(tmp_path, FACTS)
     assert list(held.segments) == ["00000001-aaaaaaaa"]
     assert {name: bad.status for name, bad in held.unusable.items()} == {
         "00000002-bbbbbbbb": "foreign",
@@ -85,14 +85,14 @@ def test_a_segment_sealed_later_is_taken_in_by_extend(tmp_path, write, make_chun
     write("00000001-aaaaaaaa", chunks)
     unsealed.rename(sealed)
     unsealed.mkdir()
-    held = index.rebuild(tmp_path, FACTS)
+    held = folder_shelf.rebuild(tmp_path, FACTS)
     assert held.prefix(chunks.keys) == 0 and len(held.unusable) == 1
     unsealed.rmdir()
     sealed.rename(unsealed)
-    assert index.extend(held, tmp_path, FACTS) == 1
-    assert index.extend(held, tmp_path, FACTS) == 0
+    assert shelf.extend(held, folder_shelf.FolderShelf(tmp_path, FACTS)) == 1
+    assert shelf.extend(held, folder_shelf.FolderShelf(tmp_path, FACTS)) == 0
     assert held.prefix(chunks.keys) == 2 and held.unusable == {}
 
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
-    assert index.rebuild(tmp_path / "none", FACTS).places == {}
+    assert folder_shelf.rebuild(tmp_path / "none", FACTS).places == {}

@@ -11,7 +11,7 @@ import pytest
 
 from kvmem import store
 from kvmem.errors import Conflict, FormatMismatch, InvalidId, StoreLocked
-from kvmem.store import page_store, rows, segment
+from kvmem.store import folder_shelf, rows, segment
 
 pytestmark = pytest.mark.usefixtures("a_file_a_row")
 
@@ -587,4 +587,4 @@ def test_a_put_names_no_segment_twice(open_store, make_chunks):
     names = [st.put(*chunks.part(i, i + 1)).segment for i in range(4)]
     assert [name.split("-")[0] for name in names] == [f"{i:08d}" for i in (1, 2, 3, 4)]
     assert sorted(names) == names
-    assert page_store.index.number(names[-1]) == 4
+    assert folder_shelf.number(names[-1]) == 4
