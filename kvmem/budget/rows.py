@@ -39,9 +39,13 @@ class Need:
 
     def at(self, rows: int) -> int:
         """Return the pages beside `rows` pages of the first group."""
+        return int(self.cost(rows))
+
+    def cost(self, rows: int) -> Fraction:
+        """Return what these rows pay for: a part of a page is not handed out."""
         grown = rows * self.per_row
-        pages = -int(-grown // 1) if self.rounds_up else int(grown // 1)
-        return self.fixed + (pages if self.cap is None else min(pages, self.cap))
+        grown = Fraction(-int(-grown // 1)) if self.rounds_up else grown
+        return self.fixed + (grown if self.cap is None else min(grown, self.cap))
 
     def is_capped(self, rows: int) -> bool:
         """Say whether more rows need no more of it."""
@@ -72,9 +76,12 @@ class Frame:
         return own + leads * self.follower_nbytes
 
     def nbytes(self, rows: int) -> int:
-        """Return the bytes of all pools for a number of rows."""
-        pages = self.pages(rows)
-        return sum(count * self.page_nbytes(pool) for pool, count in enumerate(pages))
+        """Return the bytes that a number of rows pays for, at least all pools'."""
+        total = Fraction(0)
+        for member, need in zip(self.members, self.needs, strict=True):
+            each = member.extents * self.page_nbytes(member.pool)
+            total += need.cost(rows) * each
+        return -int(-total // 1)
 
     def step_nbytes(self, rows: int) -> int:
         """Return what the next page, or row of a split plan, would take."""

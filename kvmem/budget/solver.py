@@ -140,16 +140,13 @@ def _as_asked(frame: Frame, max_pages: int, owed: int) -> Limit:
 
 def _rows(frame: Frame, nbytes: int, max_pages: int | None) -> int:
     """Return the most rows that fit, 0 when not one does."""
-    pages = max(0, nbytes) // frame.page_nbytes(frame.members[frame.first].pool)
-    if frame.kind == "unified":
-        pages = pages if max_pages is None else min(pages, max_pages)
-        return most(lambda n: frame.pages(n)[0] <= pages, pages)
 
     def fits(rows: int) -> bool:
         capped = max_pages is None or max(frame.pages(rows)) <= max_pages
         return capped and frame.nbytes(rows) <= nbytes
 
-    return most(fits, pages)
+    lead = frame.members[frame.first]
+    return most(fits, max(0, nbytes) // (lead.extents * frame.page_nbytes(lead.pool)))
 
 
 def _pools(

@@ -177,7 +177,7 @@ def test_a_device_without_room_after_its_weights_is_refused():
 
 
 def test_a_draft_group_in_the_target_role_is_refused():
-    with pytest.raises(errors.ConfigError, match="one target group"):
+    with pytest.raises(errors.ConfigError, match="at least one target group"):
         budget.solve((draft(),), Topology(), [budget.limit("memory", GIB)])
     with pytest.raises(errors.ConfigError, match="draft pages follow the target's"):
         budget.solve(
