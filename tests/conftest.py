@@ -6,6 +6,7 @@ imported, so they stand in the environment before that: processes that a test st
 inherit them.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -177,6 +178,35 @@ class Oracle:
 
 def _any(logical: dict) -> tuple:
     return next(iter(logical))
+
+
+class Mutants:
+    """Wrong plans that tile every page: only bytes tell them from the right one."""
+
+    @staticmethod
+    def rotated(plan):
+        """Rank r uses the rows of shard r + 1."""
+        turn = plan.topology.dcp
+        return dataclasses.replace(plan, held=(*plan.held[turn:], *plan.held[:turn]))
+
+    @staticmethod
+    def reversed_page(plan):
+        """Slot s is taken for slot page_size - 1 - s."""
+
+        def turn(run):
+            last = run.local_offset + (run.count - 1) * run.local_stride
+            return dataclasses.replace(
+                run, local_offset=last, local_stride=-run.local_stride
+            )
+
+        held = tuple(tuple(map(turn, runs)) for runs in plan.held)
+        return dataclasses.replace(plan, held=held)
+
+
+@pytest.fixture(scope="session")
+def mutants() -> Mutants:
+    """The two mutants that every check of tiling lets live."""
+    return Mutants()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kvmem.canonical.mapping import CopyRun
+from kvmem.canonical.runs import CopyRun
 
 __all__ = ["ALONE", "Runs", "Turn", "elect", "period", "sharers"]
 

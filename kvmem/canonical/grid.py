@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from kvmem.canonical.mapping import CopyRun
+from kvmem.canonical.runs import CopyRun
 
 __all__ = ["RunGrid", "grids"]
 

@@ -15,10 +15,11 @@ record a checkpoint, and every token shard keeps the whole of it.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvmem import errors
+from kvmem.canonical.runs import CopyRun, fold, join
 from kvmem.geometry import envelope
 from kvmem.geometry.envelope import Entry, Envelope, Plane, parse_order
 from kvmem.geometry.fields import Field
@@ -27,12 +28,9 @@ from kvmem.geometry.topology import Topology
 
 __all__ = [
     "RECORD",
-    "CopyRun",
     "Row",
     "TokenSpan",
     "canonical_envelope",
-    "fold",
-    "join",
     "mapping",
     "page_tokens",
     "rows",
@@ -40,47 +38,6 @@ __all__ = [
 ]
 
 RECORD = "record"  # the canonical order: token records, the only one that is stored
-
-
-@dataclasses.dataclass(frozen=True)
-class CopyRun:
-    """Equal bytes on both sides, repeated at fixed strides.
-
-    Fragment i is [local_offset + i * local_stride, + nbytes) of the rank's page, in its
-    envelope's plane number `plane`, and [canonical_offset + i * canonical_stride, +
-    nbytes) of the canonical page.
-    """
-
-    local_offset: int
-    local_stride: int
-    canonical_offset: int
-    canonical_stride: int
-    nbytes: int
-    count: int
-    plane: int = 0
-
-    @property
-    def total_nbytes(self) -> int:
-        """Bytes of all fragments."""
-        return self.nbytes * self.count
-
-    def fragments(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (local offset, canonical offset, nbytes) of each fragment."""
-        for i in range(self.count):
-            yield (
-                self.local_offset + i * self.local_stride,
-                self.canonical_offset + i * self.canonical_stride,
-                self.nbytes,
-            )
-
-    def cut(self, first: int, stop: int) -> "CopyRun":
-        """Return the run of fragments [first, stop) alone."""
-        return dataclasses.replace(
-            self,
-            local_offset=self.local_offset + first * self.local_stride,
-            canonical_offset=self.canonical_offset + first * self.canonical_stride,
-            count=stop - first,
-        )
 
 
 class Row(NamedTuple):
@@ -204,30 +161,6 @@ def token_spans(page_size: int, topology: Topology, rank: int) -> tuple[TokenSpa
     )
 
 
-def join(runs: Iterable[CopyRun]) -> tuple[CopyRun, ...]:
-    """Merge runs whose fragments touch on both sides, by local offset."""
-    starts = {_start(run): run for run in runs}
-    ends = {_end(run) for run in starts.values()}
-    joined = []
-    for start, run in starts.items():
-        if start in ends:
-            continue  # reached from the run before it
-        nbytes, tail = run.nbytes, run
-        while (follower := starts.get(_end(tail))) is not None:
-            nbytes, tail = nbytes + follower.nbytes, follower
-        joined.append(dataclasses.replace(run, nbytes=nbytes))
-    return tuple(sorted(joined, key=_local_order))
-
-
-def fold(runs: Iterable[CopyRun]) -> tuple[CopyRun, ...]:
-    """Turn runs without gaps into one fragment each, and merge those that touch."""
-    return tuple(map(_solid, join(map(_solid, runs))))
-
-
-def _local_order(run: CopyRun) -> tuple[int, ...]:
-    return (run.plane, run.local_offset, run.canonical_offset)
-
-
 def _rows_of(env: Envelope) -> Iterator[Row]:
     numbers = {plane: number for number, plane in enumerate(env.planes)}
     for entry in env.entries:
@@ -250,33 +183,4 @@ def _couple(local: Row, whole: Row, span: TokenSpan) -> CopyRun:
         nbytes=local.field.head_nbytes,
         count=span.count,
         plane=local.plane,
-    )
-
-
-def _solid(run: CopyRun) -> CopyRun:
-    if run.count > 1 and run.local_stride == run.canonical_stride == run.nbytes:
-        total = run.total_nbytes
-        run = dataclasses.replace(run, nbytes=total, count=1)
-    if run.count == 1:  # a stride between one fragment says nothing
-        run = dataclasses.replace(
-            run, local_stride=run.nbytes, canonical_stride=run.nbytes
-        )
-    return run
-
-
-def _lattice(run: CopyRun) -> tuple[int, ...]:
-    if run.count == 1:
-        return (run.plane, 1)
-    return (run.plane, run.count, run.local_stride, run.canonical_stride)
-
-
-def _start(run: CopyRun) -> tuple[int, ...]:
-    return (*_lattice(run), run.local_offset, run.canonical_offset)
-
-
-def _end(run: CopyRun) -> tuple[int, ...]:
-    return (
-        *_lattice(run),
-        run.local_offset + run.nbytes,
-        run.canonical_offset + run.nbytes,
     )

@@ -20,7 +20,8 @@ import numpy as np
 
 from kvmem import errors
 from kvmem.canonical.elect import ALONE, Runs, Turn, elect, period, sharers
-from kvmem.canonical.mapping import CopyRun, join, page_tokens, rows
+from kvmem.canonical.mapping import page_tokens, rows
+from kvmem.canonical.runs import CopyRun, join
 from kvmem.canonical.units import check_tiling, common_unit, expand
 from kvmem.geometry import envelope
 from kvmem.geometry.envelope import Envelope, Plane

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kvmem.canonical.mapping import CopyRun
+from kvmem.canonical.runs import CopyRun
 from kvmem.geometry.envelope import Envelope
 
 __all__ = ["check_tiling", "common_unit", "expand", "index", "payload"]

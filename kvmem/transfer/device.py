@@ -23,7 +23,9 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from kvmem import errors
 from kvmem.canonical.plan import CopyPlan, Who
 from kvmem.canonical.units import index
-from kvmem.transfer.arrays import Pages, Part, as_given, listed, num_pages, parts
+from kvmem.transfer import plane_rows
+from kvmem.transfer.arrays import Pages, as_given, listed, num_pages, parts
+from kvmem.transfer.plane_rows import Planes
 from kvmem.transfer.window import Window
 
 __all__ = ["export_pages", "import_pages"]
@@ -33,8 +35,7 @@ class _Facts(NamedTuple):
     """Static sizes of one program."""
 
     unit_nbytes: int
-    parts: tuple[Part, ...]
-    num_pages: int
+    planes: Planes
     units_per_record: int
     page_tokens: int
     of_pages: Sharding | tuple[Sharding, ...]  # as the pool came, and goes
@@ -56,7 +57,9 @@ def export_pages(
     facts = _facts(pages, plan)
     turns = plan.turns(len(window.pages)) if rank is None else (rank,)
     table = _table(plan, turns, facts, to_records=True)
-    padded = _export(pages, _bucket(page_ids, window, facts.num_pages), table, facts)
+    padded = _export(
+        pages, _bucket(page_ids, window, facts.planes.num_pages), table, facts
+    )
     first = window.first_token - window.pages.start * window.page_tokens
     records[...] = np.asarray(padded)[first : first + window.num_tokens]
 
@@ -71,7 +74,7 @@ def import_pages(
     """Return pages whose every holder holds the records. Donates `pages`."""
     facts = _facts(pages, plan)
     table = _table(plan, ("holders",), facts, to_records=False)
-    ids = _bucket(page_ids, window, facts.num_pages)
+    ids = _bucket(page_ids, window, facts.planes.num_pages)
     first = window.first_token - window.pages.start * window.page_tokens
     padded = np.zeros((len(ids) * window.page_tokens, records.shape[1]), np.uint8)
     padded[first : first + window.num_tokens] = records
@@ -93,8 +96,7 @@ def _facts(pages: Pages, plan: CopyPlan) -> _Facts:
     shardings = [array.sharding for array in listed(pages)]
     return _Facts(
         unit,
-        parts(pages, plan),
-        num_pages(pages, plan),
+        Planes(parts(pages, plan), num_pages(pages, plan)),
         plan.record_nbytes // unit,
         plan.page_tokens,
         as_given(shardings, pages),
@@ -163,8 +165,9 @@ def _map_ranks(body: Callable, facts: _Facts, in_ranks: str, out_ranks: bool):
 @functools.partial(jax.jit, static_argnames="facts")
 def _export(pages: Pages, ids: jax.Array, table: jax.Array, facts: _Facts) -> jax.Array:
     def body(pages, ids, table):  # u8[r, P, E] or a tuple, i32[n], i32[r, W, C]
-        rows = _joined(_gather(pages, ids, facts), facts)
-        words = _words(rows, facts.unit_nbytes)  # [r, n, U, w]
+        rows = plane_rows.gather(pages, ids, facts.planes)
+        page = plane_rows.join(rows, facts.planes)
+        words = _words(page, facts.unit_nbytes)  # [r, n, U, w]
         ranks, n, units, width = words.shape
         # Each canonical unit has one writer: its place in the ranks' units end to end.
         base = units * jnp.arange(ranks, dtype=jnp.int32)[:, None, None]
@@ -203,15 +206,17 @@ def _import(
 ) -> Pages:
     def body(pages, ids, records, bounds, table):  # table: i32[r, 1, U]
         table = table[:, 0]
-        rows = _gather(pages, ids, facts)  # u8[r, n, E] a plane
-        old = _words(_joined(rows, facts), facts.unit_nbytes)  # [r, n, U, w]
+        rows = plane_rows.gather(pages, ids, facts.planes)  # u8[r, n, E] a plane
+        page = plane_rows.join(rows, facts.planes)
+        old = _words(page, facts.unit_nbytes)  # [r, n, U, w]
         source = _words(records.reshape(ids.size, -1), facts.unit_nbytes)  # [n, C, w]
         new = jnp.take(source, table.reshape(-1), axis=1, mode="fill", fill_value=0)
         new = jnp.moveaxis(new.reshape(ids.size, *table.shape, -1), 1, 0)
         taken = jnp.moveaxis(_taken(table, ids.size, bounds, facts), 1, 0)
         mixed = _bytes(jnp.where(taken[..., None], new, old))
         joined = mixed.reshape(*rows[0].shape[:2], -1)
-        return _scatter(pages, ids, _parted(joined, rows, facts), facts)
+        parted = plane_rows.part_again(joined, rows, facts.planes)
+        return plane_rows.scatter(pages, ids, parted, facts.planes)
 
     run = _map_ranks(body, facts, "r...r", out_ranks=True)
     return run(pages, ids, records, bounds, table)
@@ -226,54 +231,6 @@ def _taken(
     at = start[:, None, None] + token[None]
     inside = (at >= bounds[0]) & (at < bounds[1])
     return inside & (token < facts.page_tokens)[None]
-
-
-def _gather(pages: Pages, ids: jax.Array, facts: _Facts) -> list[jax.Array]:
-    """Return u8[r, n, page_stride] for each plane: the pages of `ids`."""
-    arrays = listed(pages)
-    views = [_view(arrays[part.array], part, facts) for part in facts.parts]
-    return [jnp.take(view, ids, axis=1, mode="fill", fill_value=0) for view in views]
-
-
-def _scatter(
-    pages: Pages, ids: jax.Array, rows: list[jax.Array], facts: _Facts
-) -> Pages:
-    """Return the arrays with the pages of `ids` replaced in every plane."""
-    arrays = list(listed(pages))
-    for part, new in zip(facts.parts, rows, strict=True):
-        array = arrays[part.array]
-        view = _view(array, part, facts).at[:, ids].set(new, mode="drop")
-        if array.ndim == 2:
-            flat = view.reshape(view.shape[0], -1)
-            view = jax.lax.dynamic_update_slice(array, flat, (0, part.base))
-        arrays[part.array] = view
-    return as_given(arrays, pages)
-
-
-def _view(array: jax.Array, part: Part, facts: _Facts) -> jax.Array:
-    """View a plane as u8[r, P, page_stride]."""
-    if array.ndim == 3:
-        return array
-    stop = part.base + facts.num_pages * part.page_stride
-    return array[:, part.base : stop].reshape(array.shape[0], facts.num_pages, -1)
-
-
-def _joined(rows: list[jax.Array], facts: _Facts) -> jax.Array:
-    """Lay the planes of each page end to end: u8[r, n, page bytes]."""
-    ends = [
-        row[..., : part.nbytes] for row, part in zip(rows, facts.parts, strict=True)
-    ]
-    return jnp.concatenate(ends, axis=2)
-
-
-def _parted(joined: jax.Array, rows: list[jax.Array], facts: _Facts) -> list[jax.Array]:
-    """Cut joined pages into planes again, each with the spare bytes of its rows."""
-    parted, start = [], 0
-    for row, part in zip(rows, facts.parts, strict=True):
-        own = joined[..., start : start + part.nbytes]
-        parted.append(jnp.concatenate([own, row[..., part.nbytes :]], axis=2))
-        start += part.nbytes
-    return parted
 
 
 def _words(rows: jax.Array, unit_nbytes: int) -> jax.Array:

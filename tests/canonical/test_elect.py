@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvmem import canonical
 from kvmem.canonical.elect import Turn, elect, period, sharers
-from kvmem.canonical.mapping import CopyRun
+from kvmem.canonical.runs import CopyRun
 from kvmem.geometry import Topology
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvmem import canonical
 from kvmem.canonical.grid import RunGrid, grids
-from kvmem.canonical.mapping import CopyRun
+from kvmem.canonical.runs import CopyRun
 from kvmem.geometry import Topology
 from kvmem.geometry.envelope import ORDERS
 

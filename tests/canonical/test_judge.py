@@ -1,7 +1,5 @@
 """The judge kills the two mutants that every tiling check lets live, and names them."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -19,24 +17,6 @@ def exported(build, oracle, plan, logical):
     return np.frombuffer(bytes(records), np.uint8).reshape(plan.page_tokens, -1)
 
 
-def rotated(plan):
-    """Rank r uses the runs of shard r + 1."""
-    return dataclasses.replace(plan, held=(*plan.held[1:], plan.held[0]))
-
-
-def reversed_page(plan):
-    """Slot s is taken for slot page_size - 1 - s."""
-
-    def turn(run):
-        last = run.local_offset + (run.count - 1) * run.local_stride
-        return dataclasses.replace(
-            run, local_offset=last, local_stride=-run.local_stride
-        )
-
-    held = tuple(tuple(map(turn, runs)) for runs in plan.held)
-    return dataclasses.replace(plan, held=held)
-
-
 @pytest.fixture(params=sorted(ORDERS))
 def case(request, build, oracle):
     group = build.group(layers=2, heads=4)
@@ -51,9 +31,9 @@ def test_the_right_bijection_meets_no_objection(build, oracle, case):
     assert canonical.judge(expected, observed, plan.group) == ()
 
 
-def test_a_rank_that_writes_its_neighbours_heads_is_named(build, oracle, case):
+def test_a_rank_that_writes_its_neighbours_heads_is_named(build, oracle, mutants, case):
     plan, logical, expected = case
-    mutant = rotated(plan)
+    mutant = mutants.rotated(plan)
     assert canonical.check(mutant) == ()  # it tiles: tiling proves too little
     observed = exported(build, oracle, mutant, logical)
     objections = canonical.judge(expected, observed, plan.group)
@@ -63,9 +43,9 @@ def test_a_rank_that_writes_its_neighbours_heads_is_named(build, oracle, case):
     assert "holds layer layers.0 head 3 field k, token 0 (4 of 4" in first.detail
 
 
-def test_a_page_that_is_read_backwards_is_named(build, oracle, case):
+def test_a_page_that_is_read_backwards_is_named(build, oracle, mutants, case):
     plan, logical, expected = case
-    mutant = reversed_page(plan)
+    mutant = mutants.reversed_page(plan)
     assert canonical.check(mutant) == ()
     observed = exported(build, oracle, mutant, logical)
     objections = canonical.judge(expected, observed, plan.group, first_token=32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvmem import canonical, errors
-from kvmem.canonical.mapping import RECORD, CopyRun, fold, join
+from kvmem.canonical.mapping import RECORD
 from kvmem.geometry import Topology
 from kvmem.geometry.envelope import ORDERS
 
@@ -135,24 +135,6 @@ def test_the_golden_bytes_hold_for_token_records(build, oracle, tp):
     assert gathered == whole
 
 
-@pytest.mark.parametrize("interleave", [1, 2, 4])
-def test_token_shards_hold_the_golden_bytes(build, oracle, interleave):
-    golden = {
-        1: "0fa68d36e6eb 51cc1be7cc2c 0df79d7656e4 dd035ac89b99",
-        2: "1fe36bbc9dff c2f7a5ec604b 625daded77cf a55333783de7",
-        4: "7ada709d02b0 01b35278b91b e2f06e496731 fc434a5058df",
-    }
-    group, order = build.group(heads=2), "token_major"
-    topology = Topology(tp=2, dcp=2, interleave=interleave)
-    digests = []
-    for rank in range(4):
-        page = bytearray(512)
-        runs = canonical.mapping(group, topology, rank, order, order)
-        build.scatter(runs, oracle.stream(2048).tobytes(), page)
-        digests.append(build.digest(page))
-    assert digests == golden[interleave].split()
-
-
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @pytest.mark.parametrize(
     "topology",
@@ -207,22 +189,6 @@ def test_records_of_a_page_are_those_of_its_halves_end_to_end(build, oracle, tp)
     assert sharded == whole
 
 
-def test_runs_that_touch_on_one_side_only_stay_apart():
-    a = CopyRun(0, 64, 0, 128, nbytes=32, count=4)
-    near = CopyRun(32, 64, 64, 128, nbytes=32, count=4)
-    touching = CopyRun(32, 64, 32, 128, nbytes=32, count=4)
-    other_stride = CopyRun(32, 96, 32, 128, nbytes=32, count=4)
-    other_canonical_stride = CopyRun(32, 64, 32, 256, nbytes=32, count=4)
-    for apart in (near, other_stride, other_canonical_stride):
-        assert len(join([a, apart])) == 2
-    assert join([touching, a]) == (CopyRun(0, 64, 0, 128, nbytes=64, count=4),)
-
-
-def test_runs_without_gaps_become_one_fragment():
-    halves = [CopyRun(0, 32, 0, 32, 32, 4), CopyRun(128, 32, 128, 32, 32, 4)]
-    assert fold(halves) == (CopyRun(0, 256, 0, 256, 256, 1),)
-
-
 def test_an_interleave_that_cuts_a_page_is_refused_with_those_that_do_not(build):
     group = build.group(page_size=6)
     with pytest.raises(errors.IncompatiblePlan, match="interleave 1, 2, 3, 6"):
@@ -244,11 +210,3 @@ def test_a_record_is_equally_long_at_every_tp(build):
     group = build.group(layers=3, heads=4)
     plans = [canonical.plan(group, Topology(tp)) for tp in (1, 2, 4)]
     assert {p.record_nbytes for p in plans} == {3 * 4 * 2 * 64}
-
-
-@pytest.mark.parametrize("count", [1, 4])
-def test_runs_of_two_planes_never_touch(count):
-    here = CopyRun(0, 64, 0, 128, nbytes=32, count=count)
-    there = CopyRun(32, 64, 32, 128, nbytes=32, count=count, plane=1)
-    assert len(join([here, there])) == 2
-    assert [run.plane for run in join([there, here])] == [0, 1]

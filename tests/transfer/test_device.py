@@ -40,7 +40,7 @@ def test_an_import_copies_no_pool(build, num_tokens, tp):
     side = build.side(Topology(tp), num_tokens=1_024)
     facts = device._facts(side.pages, side.plan)
     window = Window(0, num_tokens, side.plan.page_tokens)
-    ids = device._bucket(side.page_ids, window, facts.num_pages)
+    ids = device._bucket(side.page_ids, window, facts.planes.num_pages)
     table = device._table(side.plan, ("holders",), facts, to_records=False)
     records = np.zeros((len(ids) * 4, side.plan.record_nbytes), np.uint8)
     bounds = np.asarray([0, num_tokens], np.int32)
