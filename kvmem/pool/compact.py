@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from kvmem.pool import dispatch, moves
-from kvmem.pool.state import GroupBooks, Pool
+from kvmem.pool.state import POISON, GroupBooks, Pool
 
 __all__ = ["compact"]
 
@@ -43,6 +43,8 @@ def compact(pool: Pool) -> tuple[Pool, jax.Array]:
 def _compact(pool: Pool):
     sources, destinations, count = _relocations(pool)
     pages = moves.move(pool.pages, sources, destinations, count)
+    if pool.is_poisoned:
+        pages = moves.fill(pages, sources, jnp.int32(0), count, POISON)
     # Beyond `count` both lists are null, which names nothing.
     owners = pool.p2v.at[sources].get(mode="fill", fill_value=0)
     nobody = jnp.tile(jnp.array([pool.null_owner], jnp.int32), (sources.size, 1))

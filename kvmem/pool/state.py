@@ -73,6 +73,8 @@ class Pool:
     free: jax.Array  # i32[P] stack of free physical pages
     num_free: jax.Array  # i32[]
     groups: tuple[GroupBooks, ...]
+    # Every byte that is not handed out is POISON, and becomes so when it is given back.
+    is_poisoned: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def num_ranks(self) -> int:
@@ -118,7 +120,8 @@ def init(
         ranks: ranks, R; the first axis of the pages, always present.
         num_vpages: virtual pages of each group; one group of P when None.
         extents: physical pages of one virtual page of each group; 1 when None.
-        poison: fill with NaN bytes, so that a read of what nobody wrote shows.
+        poison: fill with NaN bytes, and again whatever is given back, so that a read of
+            what nobody holds shows. A release then costs the bytes it gives back.
         sharding: how to lay u8[R, P, E] over a mesh; only axis 0 may be cut. The books
             are replicated over the same mesh.
 
@@ -142,6 +145,7 @@ def init(
             free=_full_stack(num_pages),
             num_free=jnp.int32(num_pages),
             groups=books,
+            is_poisoned=poison,
         )
 
     return jax.jit(build, out_shardings=_placements(build, sharding))()

@@ -25,7 +25,7 @@ from kvmem import errors
 from kvmem.pool import books as kept
 from kvmem.pool import dispatch, moves
 from kvmem.pool.ids import as_ids, require_one_part
-from kvmem.pool.state import Pool
+from kvmem.pool.state import POISON, Pool
 
 __all__ = [
     "fork",
@@ -201,7 +201,12 @@ def _release(pool: Pool, group: int, vpages: jax.Array):
     refs = refs.at[ids].add(rejected.astype(jnp.int32), mode="drop")
     freed = (left == 0) & ~rejected & kept.is_first(ids)
     books = dataclasses.replace(books, refs=refs)
+    before = pool.num_free
     pool = kept.give_back(pool, group, books, ids, freed)
+    if pool.is_poisoned:
+        freed = pool.num_free - before
+        pages = moves.fill(pool.pages, pool.free, before, freed, POISON)
+        pool = dataclasses.replace(pool, pages=pages)
     return pool, _of_shape(rejected, shape)
 
 

@@ -60,6 +60,7 @@ class Model:
             if not self.refs[group][vpage]:
                 self.vfree[group].append(vpage)
                 self.free.append(self.place[group].pop(vpage))
+                self.bytes[:, self.free[-1]] = kvpool.POISON
         return [v in bad for v in ids]
 
     def retain(self, group, ids):

@@ -92,6 +92,7 @@ class Schedule:
 
     def change(self, verb, group, ids):
         """Call a verb of lanes that must succeed."""
+        places = {vpage: self.parts(group, vpage).copy() for vpage in ids}
         args = group, self.lanes(group, ids)
         self.pool, rejected = getattr(kvpool, verb)(self.pool, *args)
         assert not np.asarray(rejected).any()
@@ -99,6 +100,8 @@ class Schedule:
         counts = {"retain": self.refs, "release": self.refs}.get(verb, self.pins)[group]
         for vpage in ids:
             counts[vpage] += 1 if verb in ("retain", "pin") else -1
+            if verb == "release" and not counts[vpage]:
+                self.image[:, places[vpage]] = kvpool.POISON
 
     def fork(self, group, ids, copied):
         copies = copied < len(ids)
@@ -146,6 +149,7 @@ class Schedule:
         old = self.image.copy()
         for source, destination in pairs:
             self.image[:, destination] = old[:, source]
+            self.image[:, source] = kvpool.POISON
         assert all(map(np.array_equal, kept, (g.vfree for g in self.ledger.groups)))
         self.require_lowest(after)
         self.counts["moved"] += len(pairs)
