@@ -115,7 +115,8 @@ def _sizes_for_state(
 ) -> tuple[int, ...]:
     """Return the sizes of the paged groups' pages that a state would fill."""
     whole = envelope.build(member.group, topology, 0, order)
-    rows = max(entry.nbytes for entry in whole.entries)
+    longest = max(entry.nbytes for entry in whole.entries)
+    longest = -(-longest // envelope.ALIGNMENT) * envelope.ALIGNMENT
     found = []
     for size in _STATE_SIZES:
         page_nbytes = max(
@@ -125,7 +126,7 @@ def _sizes_for_state(
             for each in members
             if not each.group.is_state
         )
-        if page_nbytes >= rows + envelope.ALIGNMENT:
+        if page_nbytes >= longest:
             cut = envelope.cut(whole, page_nbytes)
             if cut.padding_nbytes <= _MOST * cut.nbytes:
                 found.append(size)
