@@ -31,6 +31,7 @@ class Link(NamedTuple):
 
     tokens: np.ndarray  # i32[chunk_tokens]
     parent: PageKey | None
+    created: float = 0.0  # seconds since the epoch
 
 
 class Chain(NamedTuple):

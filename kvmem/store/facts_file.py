@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvmem.store import durable
+from kvmem.store import bucket, durable
 from kvmem.store.object_store import ObjectStore
 from kvmem.store.page_store import PageStore
 
@@ -50,13 +50,41 @@ def write(
         durable.write_file(path, data)
 
 
-def read(root: str | Path, model_id: str, format_id: str) -> Explained:
-    """Return what a folder's files say; one that is no JSON object says nothing."""
+def read(
+    root: str | Path,
+    model_id: str,
+    format_id: str,
+    endpoint: str | None = None,
+    region: str | None = None,
+) -> Explained:
+    """Return what a root's files say; one that is no JSON object says nothing.
+
+    Args:
+        root: a folder, or s3://bucket/prefix.
+        model_id: of which model.
+        format_id: of which format.
+        endpoint: where an object store's server is.
+        region: of the bucket.
+
+    Raises:
+        OSError: the server refused, or did not answer.
+    """
+    is_url = bucket.scheme_of(root)
+    objects = bucket.open_bucket(str(root), endpoint, region) if is_url else None
     found = []
     for name in names(model_id, format_id):
         try:
-            said = json.loads((Path(root) / name).read_bytes())
-        except (OSError, ValueError):
+            data = objects.read(name) if objects else _read_file(Path(root) / name)
+            said = json.loads(data or b"")
+        except ValueError:
             said = None
         found.append(said if isinstance(said, dict) else None)
     return Explained(*found)
+
+
+def _read_file(path: Path) -> bytes | None:
+    """Return a file's bytes, None where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

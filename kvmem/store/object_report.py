@@ -9,8 +9,8 @@ without one; the rows are those of `report.inspect`.
 import dataclasses
 import re
 
-from kvmem.errors import ConfigError, CorruptPage, say
-from kvmem.store import bucket, manifest, object_segment, root_folder
+from kvmem.errors import CorruptPage
+from kvmem.store import bucket, manifest, object_root, object_segment
 from kvmem.store.bucket import Bucket
 from kvmem.store.object_segment import MANIFESTS, ObjectSegment
 from kvmem.store.report import SegmentRow, arrays
@@ -29,17 +29,11 @@ def inspect(
 
     Raises:
         ConfigError: there is no store, or no such scheme.
+        FormatMismatch: a root of another layout version.
         OSError: the server refused, or did not answer.
     """
     objects = bucket.open_bucket(url, endpoint, region)
-    if objects.read(root_folder.META) is None:
-        raise ConfigError(
-            say(
-                f"looking at {url}",
-                f"it has no {root_folder.META}, so there is no store",
-                "Check the URL",
-            )
-        )
+    object_root.chunk_tokens(objects)
     committed, folders = set(), set()
     for match in filter(None, map(_NAME.fullmatch, objects.names())):
         model_id, format_id, number, of_folder = match.groups()

@@ -36,20 +36,47 @@ def make(objects: Bucket, chunk_tokens: int) -> None:
     check(objects, chunk_tokens)
 
 
-def check(objects: Bucket, chunk_tokens: int) -> None:
+def chunk_tokens(objects: Bucket) -> int:
+    """Return the chunk size of a root, or raise unless it is a store that we read."""
+    version, found = _read_meta(objects)
+    if version != root_folder.VERSION:
+        raise FormatMismatch(
+            say(
+                f"opening {objects.url} of layout version {version}",
+                f"this kvmem reads version {root_folder.VERSION}",
+                "Use the kvmem that wrote it, or another root",
+            )
+        )
+    return found
+
+
+def check(objects: Bucket, asked: int) -> None:
     """Raise unless the prefix is a store of this layout version and chunk size."""
+    found = chunk_tokens(objects)
+    if found != asked:
+        raise FormatMismatch(
+            say(
+                f"opening {objects.url} with chunk_tokens={asked}",
+                f"the root was made with chunk_tokens={found}, for all that is in it",
+                f"Use chunk_tokens={found}, or another root",
+            )
+        )
+
+
+def _read_meta(objects: Bucket) -> tuple[int, int]:
+    """Return layout version and chunk size."""
     data = objects.read(root_folder.META)
     if data is None:
         raise ConfigError(
             say(
-                f"opening {objects.url} read-only",
+                f"looking at {objects.url}",
                 f"it has no {root_folder.META}, so there is no store",
                 "Check the URL, or open it once for writing",
             )
         )
     try:
         meta = json.loads(data)
-        found = meta["version"], meta["chunk_tokens"]
+        return meta["version"], meta["chunk_tokens"]
     except (ValueError, KeyError, TypeError) as damage:
         raise CorruptPage(
             say(
@@ -58,13 +85,3 @@ def check(objects: Bucket, chunk_tokens: int) -> None:
                 "Restore it; every segment's manifest says the chunk size",
             )
         ) from damage
-    if found != (root_folder.VERSION, chunk_tokens):
-        raise FormatMismatch(
-            say(
-                f"opening {objects.url} with chunk_tokens={chunk_tokens}",
-                f"it was made by layout version {found[0]} with "
-                f"chunk_tokens={found[1]}; this kvmem reads version "
-                f"{root_folder.VERSION}",
-                f"Use chunk_tokens={found[1]}, or another root",
-            )
-        )

@@ -21,11 +21,9 @@ from kvmem.errors import StoreLocked, say
 from kvmem.store import bucket, object_root, root_folder
 from kvmem.store.bucket import Bucket
 from kvmem.store.bucket_shelf import BucketShelf
-from kvmem.store.chain_file import Link
 from kvmem.store.segment import Facts
 from kvmem.store.segment_store import SegmentStore, check_limits
 from kvmem.store.shelf import extend
-from kvmem.store.sidecar import Key
 from kvmem.store.writer_lease import WriterLease, take
 
 LEASE_S = 60.0
@@ -109,13 +107,6 @@ class ObjectStore(SegmentStore):
         self._lease.renew()
         if self._bucket.read(name) != data:
             self._bucket.put(name, data)
-
-    def links(self) -> dict[Key, Link]:
-        """Return the tokens of every held chunk, and what it continues."""
-        return {
-            key: Link(place.segment.tokens[place.row], place.parent)
-            for key, place in self._index.places.items()
-        }
 
     def _let_go(self) -> None:
         self._lease.release()

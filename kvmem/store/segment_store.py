@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvmem.errors import ConfigError, FormatMismatch, InvalidId, say
+from kvmem.store.chain_file import Link
 from kvmem.store.index import Index
 from kvmem.store.keeper import Keeper
 from kvmem.store.page_key import PageKey
@@ -28,6 +29,7 @@ from kvmem.store.results import (
 from kvmem.store.rows import NEVER
 from kvmem.store.segment import Facts
 from kvmem.store.shelf import Shelf, extend
+from kvmem.store.sidecar import Key
 from kvmem.store.writer import Lease, PutFuture, Writer
 
 
@@ -208,6 +210,16 @@ class SegmentStore:
         added = extend(self._index, self._shelf)
         _refuse_other_format(self._index, self.facts)
         return added
+
+    def links(self) -> dict[Key, Link]:
+        """Return the tokens of every held chunk, what it continues, and its age."""
+        with self._index.lock:
+            return {
+                key: Link(
+                    place.segment.tokens[place.row], place.parent, place.segment.created
+                )
+                for key, place in self._index.places.items()
+            }
 
     def verify(self) -> tuple[SegmentReport, ...]:
         """Read everything of this model and format and report every segment."""

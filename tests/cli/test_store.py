@@ -335,10 +335,11 @@ def test_gc_waits_for_no_writer(fill, ask, root):
     assert code == 2 and "one writer at a time" in said
 
 
-@pytest.mark.parametrize("action", ["show", "gc"])
-def test_a_url_is_refused_by_what_reads_files(ask, action):
-    code, said = ask(action, at="s3://bucket/p")
-    assert code == 2 and "Use ls, verify or export for a URL" in said
+@pytest.mark.parametrize("action", ["ls", "show", "verify", "gc"])
+@pytest.mark.parametrize("url", ["gs://bucket/p", "http://host/p"])
+def test_a_scheme_that_no_test_covers_is_refused(ask, action, url):
+    code, said = ask(action, at=url)
+    assert code == 2 and "s3://bucket/prefix, the one scheme that is tested" in said
 
 
 @pytest.mark.case("PER-01")

@@ -5,7 +5,7 @@ import json
 import pytest
 import safetensors.numpy
 
-from kvmem import cli, errors
+from kvmem import cli, errors, store
 from kvmem.store import object_report
 
 CHUNK, RECORD = 4, 96
@@ -95,3 +95,41 @@ def test_the_console_exports_a_chain_of_a_bucket(
     tensors = safetensors.numpy.load_file(out)
     assert (tensors["records"] == chunks.records[: 4 * CHUNK]).all()
     assert tensors["tokens"].tolist() == chunks.tokens[:4].ravel().tolist()
+
+
+def test_the_console_shows_what_the_ids_of_a_bucket_stand_for(
+    open_objects, make_chunks, ask
+):
+    chunks = make_chunks(5)
+    with open_objects() as kept:
+        kept.put(*chunks.part(0, 2))
+        kept.put(*chunks.part(2, 5), parent=chunks.keys[1])
+        store.explain(kept, {"layers": 2, "weights": "ab"}, {"fields": ["k", "v"]})
+    code, said = ask("show")
+    assert code == 1, "these facts are not what m and f digest"
+    assert "model id m IS NOT THE DIGEST OF:" in said and "layers = 2" in said
+    assert chunks.keys[4].hex()[:16] in said
+    (found,) = json.loads(ask("show", "--json")[1])
+    assert found["format"]["facts"] == {"fields": ["k", "v"]}
+    (chain,) = found["chains"]
+    assert (chain["key"], chain["chunks"]) == (chunks.keys[4].hex(), 5)
+    assert (chain["tokens"], found["segments"]) == (5 * CHUNK, 2)
+
+
+def test_the_console_tidies_a_bucket(open_objects, make_chunks, s3, ask):
+    chunks, objects = make_chunks(6), s3.objects()
+    with open_objects() as kept:
+        for at in range(6):
+            parent = chunks.keys[at - 1] if at else None
+            kept.put(*chunks.part(at, at + 1), parent=parent)
+    left = "m/f/00000009-0a0b0c0d/records/c/0"
+    objects.put(left, b"half")
+    code, said = ask("gc")
+    assert code == 0 and left in said and left not in objects.names("m/")
+    (done,) = json.loads(ask("gc", "--max-nbytes", "5000", "--json")[1])
+    assert len(done["dropped"]) > 2 and done["freed_nbytes"] > 0
+    with open_objects() as kept:
+        assert 0 < kept.contains(chunks.keys) < 6
+        assert kept.stats().file_nbytes <= 5_000
+        code, said = ask("gc")
+        assert code == 2 and "one writer at a time" in said
