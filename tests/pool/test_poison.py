@@ -109,7 +109,7 @@ def free_parts(pool, built):
 
 def handed_pages_read_zero_and_all_others_nan(pool, cut, handout):
     for group, built in enumerate(cut):
-        for _ in range(2):  # fresh, then recycled behind new poison
+        for _ in range(2):  # fresh, then recycled
             pool, vpages, ok = handout(pool, group, np.int32([2, 1]), 2)
             assert bool(ok)
             held = np.asarray(vpages).ravel()
@@ -120,9 +120,11 @@ def handed_pages_read_zero_and_all_others_nan(pool, cut, handout):
             assert (np.delete(pages, parts.ravel(), axis=1) == kvpool.POISON).all()
             assert reads_zero(pool, built, parts)
             assert all(reads_nan(pool, b, free_parts(pool, b)) for b in cut)
+            filled = pool.pages.at[:, parts.ravel()].set(jnp.uint8(0x3C))
+            pool = dataclasses.replace(pool, pages=filled)
             pool, _ = kvpool.release(pool, group, held)
-            poison = jnp.full_like(pool.pages, kvpool.POISON)
-            pool = dataclasses.replace(pool, pages=poison)
+            assert (np.asarray(pool.pages) == kvpool.POISON).all()
+            assert all(reads_nan(pool, b, free_parts(pool, b)) for b in cut)
 
 
 def test_a_page_reads_zero_when_it_is_handed_out_and_nan_until_then(unified):
@@ -132,6 +134,24 @@ def test_a_page_reads_zero_when_it_is_handed_out_and_nan_until_then(unified):
 def test_the_look_at_handed_pages_sees_one_that_was_not_zeroed(unified):
     with pytest.raises(AssertionError):
         handed_pages_read_zero_and_all_others_nan(*unified, verbs._handout_books)
+
+
+def test_the_look_at_other_pages_sees_what_a_release_left(unified):
+    pool, cut = unified
+    plain = dataclasses.replace(pool, is_poisoned=False)
+    with pytest.raises(AssertionError):
+        handed_pages_read_zero_and_all_others_nan(plain, cut, kvpool.handout)
+
+
+def test_what_a_compaction_leaves_reads_nan(unified):
+    pool, cut = unified
+    pool, vpages, _ = kvpool.handout(pool, len(cut) - 1, [1, 1], 1)
+    pool, _ = kvpool.release(pool, len(cut) - 1, vpages[0])
+    pool, moved = kvpool.compact(pool)
+    assert int(moved) == cut[-1].extents
+    assert all(reads_nan(pool, built, free_parts(pool, built)) for built in cut)
+    parts = kvpool.translate_parts(pool, len(cut) - 1, vpages[1])
+    assert reads_zero(pool, cut[-1], np.asarray(parts))
 
 
 def test_the_look_at_other_pages_sees_one_that_is_not_poison():
