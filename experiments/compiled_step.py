@@ -39,7 +39,7 @@ class Footprint(NamedTuple):
 def footprint(engine: Engine, rows: int, length: int) -> Footprint:
     """Compile the decode step of `rows` sequences of `length`, and look at it."""
     bucket = engine.buckets.decode(rows, length)
-    batch = engine.stepper.pack((), bucket, engine.table.null_vpage)
+    batch = engine.stepper.pack((), bucket)
     compiled = engine.stepper.lower(engine.pool, batch).compile()
     memory = compiled.memory_analysis()
     pages = engine.pool.pages.nbytes

@@ -126,10 +126,9 @@ def replay(
     found, objections = 0, []
     for now, request in enumerate(requests):  # noqa: B007 (next_use reads it)
         hit = table.match(request.tokens[: request.num_prompt])
-        held = table.adopt(hit, request.tokens)
-        held += table.take(table.pages_for(len(request.tokens)) - len(held))
-        name_of |= dict(zip(held, uses.names[now], strict=False))
-        held = table.publish(request.tokens[:-1], held)
+        held = table.begin(hit, request.tokens)
+        name_of |= dict(zip(held.columns[0], uses.names[now], strict=False))
+        table.publish(request.tokens[:-1], held)
         objections += table.objections([held])
         table.give_back(held)
         found += hit.num_tokens

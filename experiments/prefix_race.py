@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.measure import Timed
 from kvmem import pool
-from kvmem.prefix import PrefixCache
+from kvmem.prefix import Hit, PrefixCache
 from kvmem.serve.page_table import PageTable
 
 __all__ = ["LOOKUPS", "Forest", "free_job", "lookup_job", "texts"]
@@ -99,8 +99,9 @@ def free_job(pool_pages: int, sequences: int, pages: int) -> Callable[[], Timed]
 
     def job() -> Timed:
         table = PageTable(pool.Ledger(pool_pages), PrefixCache(16))
-        held = [table.take(pages) for _ in range(sequences)]
-        took = _timed(lambda: [table.give_back(vpages) for vpages in held])
+        text = [0] * (16 * pages)
+        held = [table.begin(Hit(0, ()), text) for _ in range(sequences)]
+        took = _timed(lambda: [table.give_back(each) for each in held])
         assert table.accounts().free == pool_pages
         return took
 

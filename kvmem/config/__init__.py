@@ -137,12 +137,12 @@ class Config:
         solved = self.budget()
         if model is None:
             model = presets.load(self.model.source, self.model.weight_dtype())
-        (group,) = self.groups()
-        store = self.store.open(model, group)
+        groups = self.groups()
+        store = self.store.open(model, groups[0]) if len(groups) == 1 else None
         try:
             engine = serve.Engine(
                 model,
-                group,
+                groups,
                 solved,
                 self.topology,
                 order=self.pool.order,

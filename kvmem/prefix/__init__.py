@@ -5,7 +5,9 @@ The tree names pages and counts nothing of the pool; whoever owns the pages reta
 """
 
 from kvmem.prefix import policy
+from kvmem.prefix.companions import Companions
+from kvmem.prefix.fixed_point import hit_pages
 from kvmem.prefix.policy import Policy
 from kvmem.prefix.tree import Hit, PrefixCache
 
-__all__ = ["Hit", "Policy", "PrefixCache", "policy"]
+__all__ = ["Companions", "Hit", "Policy", "PrefixCache", "hit_pages", "policy"]

@@ -43,12 +43,15 @@ _NO_MARKS: Marks = {}
 class Hit(NamedTuple):
     """A cached prefix: its tokens, a whole number of pages, and the pages in order.
 
-    `reason` says why there is none; None where there is one.
+    `reason` says why there is none; None where there is one. Where several groups must
+    agree, `num_matched` tokens have their pages of full attention, of which those
+    beyond the hit are not in `vpages`.
     """
 
     num_tokens: int
     vpages: tuple[int, ...]
     reason: str | None = None
+    num_matched: int = 0
 
 
 class PrefixCache:

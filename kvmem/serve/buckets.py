@@ -13,6 +13,7 @@ import dataclasses
 from typing import NamedTuple
 
 from kvmem import errors, settings
+from kvmem.geometry import LifecycleGroup
 from kvmem.prefix import policy
 
 __all__ = ["Bucket", "Buckets", "ServeConfig", "declare"]
@@ -26,6 +27,13 @@ class Bucket(NamedTuple):
     rows: int
     tokens: int
     pages: int
+
+    def width(self, group: LifecycleGroup) -> int:
+        """Return the columns of a group's table: of a window, the most it holds."""
+        if group.is_state:
+            return 1
+        life, size = group.lifecycle, group.page_size
+        return life.peak(self.pages * size, size, self.tokens)
 
 
 @dataclasses.dataclass(frozen=True)

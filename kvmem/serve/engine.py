@@ -1,9 +1,9 @@
 """The engine: prompts in, tokens out, over one pool that it owns.
 
-It wraps what is tested without it: the scheduler decides on the host, the page table
-plays its decisions on the device, one compiled step computes, the sampler chooses. The
-law: between two steps the device's books equal the host's, and every page is free,
-cached, or held by a sequence that is still going.
+The verbs that a caller has; each is one passage through the engine's guard, and what a
+step does is the loop's (`kvmem.serve.loop`). The law: between two verbs the device's
+books equal the host's, and every page is free, cached, or held by a sequence that is
+still going.
 
     engine = kvmem.config.load("configs/models/smollm2.toml").engine()
     engine.generate(["The capital of France is"], SamplingParams(max_tokens=8))[0].text
@@ -19,36 +19,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvmem import canonical, errors, prefix, transfer
-from kvmem import pool as pools
+from kvmem import errors
 from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
-from kvmem.model import attention
 from kvmem.model.loaded import LoadedModel
-from kvmem.serve import choose, compile_cache, sampler
-from kvmem.serve.buckets import Bucket, ServeConfig, declare
+from kvmem.serve import sampler
+from kvmem.serve.buckets import Bucket, ServeConfig
 from kvmem.serve.guard import Guard
 from kvmem.serve.identity import PLAIN, Identity
-from kvmem.serve.page_table import Accounts, PageTable
+from kvmem.serve.loop import Loop
+from kvmem.serve.page_table import Accounts
 from kvmem.serve.prompts import Prompt, as_prompts, as_token_ids, one_each
-from kvmem.serve.recall import Recall, Records
 from kvmem.serve.request import Delta, Output, SamplingParams, Sequence
-from kvmem.serve.requests import Requests, require_kept
-from kvmem.serve.scheduler import Scheduler, Work
-from kvmem.serve.stats import Counts, EngineStats, ResetReport
-from kvmem.serve.step import Stepper
+from kvmem.serve.requests import require_kept
+from kvmem.serve.stats import EngineStats, ResetReport
 from kvmem.store import RecordStore
 
 __all__ = ["Engine"]
 
 
-class Engine:
+class Engine(Loop):
     """A model, its pool and its requests.
 
     Args:
         model: weights, tokenizer and facts, as a loader returns them.
-        group: what its cache keeps of a token, and the page size.
-        budget: pages of each rank, solved for this group and topology.
+        groups: its lifecycle groups, one or several: what its cache keeps, how long,
+            and the page size. They share the pages of one pool.
+        budget: pages of each rank, solved for these groups and topology.
         topology: ranks; more than one runs on a mesh of as many devices.
         order: page order.
         config: batching.
@@ -65,7 +62,7 @@ class Engine:
     def __init__(
         self,
         model: LoadedModel,
-        group: LifecycleGroup,
+        groups: LifecycleGroup | ListLike[LifecycleGroup],
         budget: Budget,
         topology: Topology | None = None,
         *,
@@ -77,38 +74,19 @@ class Engine:
         certified: bool = False,
         executor: str = "auto",
     ):
-        topology, config = topology or Topology(), config or ServeConfig()
-        if config.compile_cache:
-            compile_cache.enable()
-        self.model = model
-        self.tokenizer = model.tokenizer
-        self.budget = budget
-        self.config = config
-        self.buckets = declare(config, group.page_size)
-        self.stepper = Stepper(model, group, topology, order, executor)
-        self.pool = pools.from_budget(
-            budget, topology, poison=poison, sharding=self.stepper.page_sharding
+        super().__init__(
+            model,
+            (groups,) if isinstance(groups, LifecycleGroup) else tuple(groups),
+            budget,
+            topology or Topology(),
+            order=order,
+            config=config or ServeConfig(),
+            store=store,
+            poison=poison,
+            checked=checked,
+            certified=certified,
+            executor=executor,
         )
-        ledger = pools.Ledger(self.pool.num_pages)
-        policy = prefix.policy.NAMED[config.eviction]()
-        self.table = PageTable(ledger, prefix.PrefixCache(group.page_size, policy))
-        self.scheduler = Scheduler(
-            self.table,
-            max_batch=config.max_batch,
-            prefill_chunk=config.prefill_chunk,
-            max_length=config.max_length,
-            prefix_cache=config.prefix_cache,
-        )
-        plan = canonical.plan(group, topology, order)
-        if certified:
-            write, where = attention.write_rows, self.stepper.mesh
-            transfer.require_certified(plan, write, mesh=where)
-        self.records_of = Records(plan, ledger)
-        self.recall = Recall(store, self.records_of) if store is not None else None
-        self._checked = checked
-        self._counts = Counts()
-        self._eos = frozenset(self.tokenizer.eos_ids)
-        self._requests = Requests()
         self._guard = Guard()
 
     def __enter__(self) -> "Engine":
@@ -244,26 +222,8 @@ class Engine:
         """
         _require_outside_of_traces()
         with self._guard("step"):
-            deltas = self._step()
+            deltas = self._turn()
             self._requests.hear(deltas)
-        return deltas
-
-    def _step(self) -> list[Delta]:
-        for sequence, is_first in self.scheduler.admit():
-            reason = self._fetch(sequence, is_first)
-            if is_first:
-                self._counts.admitted(sequence, reason)
-        work = self.scheduler.plan()
-        if work is None:
-            self._require_progress()
-            return []
-        logits = self._run(work)
-        ready = self.scheduler.advance(work)
-        rows = [row.sequence for row in work.rows]
-        choosing = [(s, rows.index(s)) for s in ready]
-        choosing += [(twin, at) for s, at in choosing for twin in self._fork(s)]
-        deltas = self._choose(logits, choosing) if choosing else []
-        self._check()
         return deltas
 
     def abort(self, request_id: int) -> bool:
@@ -362,7 +322,7 @@ class Engine:
         """
         before = sum(self.stepper.num_traces.values())
         for bucket in self.buckets.all() if buckets is None else buckets:
-            batch = self.stepper.pack((), bucket, self.table.null_vpage)
+            batch = self.stepper.pack((), bucket)
             with self._guard("warm_up"):
                 self.pool, logits = self.stepper(self.pool, batch)
                 sampler.greedy(logits).block_until_ready()
@@ -372,104 +332,6 @@ class Engine:
         if isinstance(prompt, str):
             return tuple(self.tokenizer.encode(prompt))
         return as_token_ids(prompt, self.model.spec.vocab)
-
-    def _fetch(self, sequence: Sequence, is_first: bool) -> str | None:
-        """Fill an admitted sequence's pages from the store, as far as it has them.
-
-        Returns:
-            Why the store's part ends where it does; None without a store.
-        """
-        if self.recall is None:
-            return None
-        self.pool = self.table.apply(self.pool)
-        self.pool, fetched = self.recall.fetch(self.pool, sequence)
-        sequence.num_computed += fetched.num_tokens
-        if is_first:
-            sequence.stored_tokens = min(
-                fetched.num_tokens, sequence.num_prompt - sequence.cached_tokens
-            )
-        return fetched.reason
-
-    def _run(self, work: Work) -> jax.Array:
-        """Compute the rows of `work`; return logits, one row a bucket row."""
-        self.pool = self.table.apply(self.pool)
-        longest = max(row.start + row.count for row in work.rows)
-        if work.kind == "prefill":
-            bucket = self.buckets.prefill(work.rows[0].count, longest)
-        else:
-            bucket = self.buckets.decode(len(work.rows), longest)
-        batch = self.stepper.pack(work.rows, bucket, self.table.null_vpage)
-        self.pool, logits = self.stepper(self.pool, batch)
-        return logits
-
-    def _fork(self, sequence: Sequence) -> list[Sequence]:
-        """Start the other samples of a prompt that has just been computed."""
-        if sequence.sample or sequence.output_ids or sequence.sampling.n == 1:
-            return []
-        twins = [
-            sequence.twin(sample, self.tokenizer.stream())
-            for sample in range(1, sequence.sampling.n)
-        ]
-        for twin in twins:
-            self.scheduler.fork(sequence, twin)
-        self._requests.add_samples(twins)
-        return [twin for twin in twins if twin.vpages]
-
-    def _choose(
-        self, logits: jax.Array, choosing: list[tuple[Sequence, int]]
-    ) -> list[Delta]:
-        """Take the next token of each sequence from its row of logits."""
-        tokens, logprobs = choose.next_tokens(logits, choosing, self.buckets)
-        deltas = []
-        for (sequence, _), token, probs in zip(choosing, tokens, logprobs, strict=True):
-            deltas.append(sequence.accept(int(token), self._eos, probs))
-            if sequence.finish_reason:
-                self._finish(sequence)
-        return deltas
-
-    def _finish(self, sequence: Sequence) -> None:
-        """Keep a finished sequence's records, give its pages back, and conclude."""
-        if self.recall and self.recall.store.writable and not sequence.is_mixed:
-            self.pool = self.table.apply(self.pool)
-            try:
-                self.recall.keep(self.pool, sequence)
-            except Exception as error:  # whatever a disk or its library says
-                sequence.store_error = f"{type(error).__name__}: {error}"
-        self.scheduler.finish(sequence)
-        self._conclude(sequence.request_id)
-
-    def _conclude(self, request_id: int) -> None:
-        """Make the output of a request once all its samples have ended."""
-        if samples := self._requests.conclude(request_id):
-            self._counts.ended(samples)
-
-    def _require_progress(self) -> None:
-        if self.scheduler.has_work and not self.scheduler.running:
-            accounts = self.accounts
-            raise errors.OutOfPages(
-                errors.say(
-                    f"{len(self.scheduler.waiting)} requests waiting, none running",
-                    f"no page can be had: {accounts}",
-                    "This is a defect of the scheduler; please report it",
-                )
-            )
-
-    def _check(self) -> None:
-        """In checked mode: the books keep their laws, and the host mirrors them."""
-        if not self._checked:
-            return
-        self.pool = self.table.apply(self.pool)
-        broken = (
-            *pools.check(self.pool),
-            *self.table.ledger.differences(self.pool),
-            *self.scheduler.objections(),
-        )
-        if broken:
-            raise errors.CorruptPage(
-                errors.say(
-                    "a checked step", "; ".join(broken), "Please report this state"
-                )
-            )
 
 
 def _require_outside_of_traces() -> None:

@@ -1,17 +1,18 @@
-"""The engine's pages: the host's books, the prefix cache, and what the device still
-owes.
+"""The engine's pages: sequences hold them, the prefix cache shares them, by group.
 
-Every verb runs at once on the host (`pool.Ledger` gives the very ids that the device
-will give) and is written down as an operation; `apply` plays the operations on the
-device pool, in the same order, before the next step. No verb waits for the device.
+All groups draw from one pool. A sequence holds all its pages under full attention; of a
+window those that its next query reads, handed out chunk by chunk and given back as they
+become stale; of a recurrent state the one live copy. What it needs is handed out for
+all groups together or for none.
 
-The accounting law, in pages: free + evictable + in use = total, where evictable are
-those that only the prefix cache holds, and in use are those that a sequence holds. It
-follows from the law of each page: its references are the tables that name it, and one
-for the cache. `objections` counts both anew.
+The accounting law, in physical pages: free + evictable + in use = total, where
+evictable are those that only the prefix cache holds, and in use are those that a
+sequence holds. It follows from the law of each page: its references are the sequences
+that hold it, and one for the cache. `objections` counts both anew.
 
-    table = PageTable(ledger, PrefixCache(16))
-    pages = table.take(3)          # None when three cannot be had even by evicting
+    table = PageTable(ledger, PrefixCache(16), [group.lifecycle for group in groups])
+    held = table.begin(table.match(tokens), tokens)   # None when pages cannot be had
+    table.extend(held, len(tokens) + 1)
     pool = table.apply(pool)
 """
 
@@ -21,13 +22,15 @@ from typing import NamedTuple
 import numpy as np
 
 from kvmem import pool as pools
+from kvmem.geometry import Lifecycle
+from kvmem.geometry.lifecycle import FULL
 from kvmem.prefix import Hit, PrefixCache
+from kvmem.serve.books import Books
+from kvmem.serve.holding import Holding
 from kvmem.serve.identity import PLAIN, Identity
+from kvmem.serve.shelf import Shelf
 
 __all__ = ["Accounts", "Cleared", "PageTable"]
-
-_GROUP = 0
-_LANES = 32  # ids a device call carries; one trace a verb, whatever the number of pages
 
 
 class Accounts(NamedTuple):
@@ -40,239 +43,471 @@ class Accounts(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """Pages that a cleared cache dropped: those now free, those still in use."""
+    """Pages of the tree that a cleared cache dropped: now free, or still in use."""
 
     freed: tuple[int, ...]
     in_use: tuple[int, ...]
 
 
 class PageTable:
-    """Pages of one lifecycle group: handed out, shared, cached, given back."""
+    """Pages of all lifecycle groups: handed out, shared, cached, given back."""
 
-    def __init__(self, ledger: pools.Ledger, cache: PrefixCache):
+    def __init__(
+        self,
+        ledger: pools.Ledger,
+        cache: PrefixCache,
+        lives: Sequence[Lifecycle] = (FULL,),
+    ):
         self.ledger = ledger
         self.cache = cache
+        self.lives = tuple(lives)
         self.page_size = cache.page_size
-        self.num_evicted = 0
-        self._is_cached = np.zeros(ledger.groups[_GROUP].num_vpages, bool)
-        self._num_evictable = 0
-        self._owed: list[tuple[str, tuple[int, ...], int]] = []
+        self.books = Books(ledger)
+        self.shelf = Shelf(self.books, cache, lives)
+        self._sinks = tuple(life.sink_pages(self.page_size) for life in self.lives)
+        kinds = [life.kind for life in self.lives]
+        self._windows = [g for g, kind in enumerate(kinds) if kind == "window"]
+        self._states = [g for g, kind in enumerate(kinds) if kind == "state"]
 
     @property
-    def null_vpage(self) -> int:
-        """The id that is nobody's."""
-        return self.ledger.groups[_GROUP].null_vpage
+    def num_evicted(self) -> int:
+        """Physical pages that left the cache to make room."""
+        return self.shelf.num_evicted
+
+    @property
+    def has_states(self) -> bool:
+        """Say whether any group keeps a recurrent state."""
+        return bool(self._states)
+
+    @property
+    def drops_pages(self) -> bool:
+        """Say whether sequences give pages back as they grow."""
+        return bool(self._windows)
 
     def accounts(self) -> Accounts:
-        """Count the pages of each kind."""
+        """Count the physical pages of each kind."""
         free, total = self.ledger.num_free, self.ledger.num_pages
-        evictable = self._num_evictable
+        evictable = self.books.num_evictable
         return Accounts(free, evictable, total - free - evictable, total)
 
     def pages_for(self, length: int) -> int:
-        """Return the pages that `length` tokens need."""
+        """Return the pages that `length` tokens need under full attention."""
         return -(-length // self.page_size)
+
+    def peak(self, length: int, step: int) -> tuple[int, ...]:
+        """Return the most vpages of each group on the way to `length` tokens.
+
+        Args:
+            step: tokens that one step computes at most.
+        """
+        return tuple(life.peak(length, self.page_size, step) for life in self.lives)
+
+    def never_fits(self, counts: Sequence[int]) -> bool:
+        """Say whether `counts` vpages of each group are more than there are."""
+        pairs = tuple(zip(counts, self.ledger.groups, strict=True))
+        pages = sum(count * group.extent for count, group in pairs)
+        over = any(count > group.num_vpages for count, group in pairs)
+        return over or pages > self.ledger.num_pages
+
+    def in_words(self, counts: Sequence[int]) -> str:
+        """Say what `counts` vpages of each group are in physical pages."""
+        if len(counts) == 1:
+            return f"{counts[0]} pages of {self.page_size} tokens"
+        extents = self.books.extents
+        parts = [
+            f"{count} of {life}" + f" in {extent} parts each" * (extent > 1)
+            for count, life, extent in zip(counts, self.lives, extents, strict=True)
+        ]
+        total = sum(n * extent for n, extent in zip(counts, extents, strict=True))
+        return f"{', '.join(parts)}: {total} pages"
 
     def match(self, tokens: Sequence[int], identity: Identity = PLAIN) -> Hit:
         """Find the cached pages that a text of this identity begins with.
 
         A question: it evicts nothing and leaves the order of eviction as it is.
         """
-        marks = identity.run_extras(self.page_size)
-        return self.cache.match(tokens, identity.extras, marks)
+        return self.shelf.match(tokens, *self._where(identity))
 
-    def can_take(self, count: int, keeping: Sequence[int] = ()) -> bool:
-        """Say whether `count` pages may be had, by eviction if need be.
+    def can_take(
+        self, counts: Sequence[int], keeping: Sequence[Sequence[int]] = ()
+    ) -> bool:
+        """Say whether `counts` vpages of each group may be had, by eviction if need be.
 
-        `take` has the last word: a page behind which another is in use stays.
+        `extend` has the last word: a page behind which another is in use stays.
 
         Args:
-            count: how many.
-            keeping: cached pages that are not to be evicted for it.
+            counts: how many of each group.
+            keeping: cached pages of each group that are not to be evicted for it.
         """
-        if count <= self.ledger.num_free:
+        short = self.shelf.short_of(counts)
+        if short == 0:
             return True
-        kept = self._count_evictable(keeping)
-        return count <= self.ledger.num_free + self._num_evictable - kept
+        kept = sum(
+            self.books.count_alone(group, vpages) * self.books.extents[group]
+            for group, vpages in enumerate(keeping)
+        )
+        return short <= self.books.num_evictable - kept
 
-    def take(self, count: int) -> tuple[int, ...] | None:
-        """Hand out `count` zeroed pages, evicting cached ones if need be; or None."""
-        if not self.can_take(count) or not self._make_room(count):
+    def begin(
+        self,
+        hit: Hit,
+        tokens: Sequence[int],
+        identity: Identity = PLAIN,
+        step: int | None = None,
+    ) -> Holding | None:
+        """Hold a prefix hit and pages for the tokens known; all or nothing.
+
+        States are copied from the hit's snapshots. Windows get pages for the first step
+        alone, and only if those of the whole way can be had now.
+
+        Args:
+            hit: what `match` found, for these tokens.
+            tokens: everything known of the text.
+            step: tokens that one step computes at most; None: all of them.
+        """
+        length, past = len(tokens), hit.num_tokens
+        step = length - past if step is None else step
+        held, snapshots = self._named(hit)
+        keeping = [list(vpages) for vpages in held.columns]
+        for group, vpage in snapshots:
+            keeping[group].append(vpage)
+        most = self._lacking(held, length, length, step)
+        if not self.can_take(most, keeping):
             return None
-        if count == 0:
-            return ()
-        vpages = self.ledger.handout(_GROUP, [count], count)[0]
-        taken = tuple(int(v) for v in vpages)
-        self._owed.append(("handout", taken, 0))
-        return taken
+        self.cache.touch(tokens[:past], *self._where(identity))
+        for group, vpages in enumerate(held.columns):
+            self.books.retain(group, tuple(vpages))
+        counts = self._lacking(held, length, min(length, past + step))
+        if not self.shelf.make_room(counts, kept=snapshots):
+            self.give_back(held)
+            return None
+        self._use(held, hit, snapshots)
+        self._hand_out(held, counts, snapshots)
+        return held
 
-    def give_back(self, vpages: Iterable[int]) -> None:
-        """Drop a sequence's hold on its pages, tail first."""
-        self._release(tuple(reversed(tuple(vpages))))
+    def extend(self, held: Holding, length: int) -> bool:
+        """Make room for `length` tokens in every group, or in none; say which.
 
-    def adopt(
-        self, hit: Hit, tokens: Sequence[int], identity: Identity = PLAIN
-    ) -> list[int]:
-        """Take a hold on the pages of a prefix hit, for one more sequence."""
-        marks = identity.run_extras(self.page_size)
-        self.cache.touch(tokens[: hit.num_tokens], identity.extras, marks)
-        self._retain(hit.vpages)
-        return list(hit.vpages)
+        Pages come zeroed, by evicting cached ones if need be.
+        """
+        if length <= held.room:
+            return True
+        counts = self._lacking(held, length, length)
+        if not self.can_take(counts) or not self.shelf.make_room(counts):
+            return False
+        self._hand_out(held, counts)
+        return True
+
+    def trim(self, held: Holding, history: int) -> None:
+        """Give back the pages of windows that no query from `history` on reads.
+
+        Those that are cached stay with their text for others, the first to be evicted.
+        """
+        for group in self._windows:
+            end = self.lives[group].stale(history, self.page_size).stop
+            first, sinks = held.firsts[group], held.sinks[group]
+            if end <= first:
+                continue
+            gone = held.columns[group][sinks : sinks + end - first]
+            del held.columns[group][sinks : sinks + end - first]
+            held.firsts[group] = end
+            if self.shelf.first is not None:
+                units = np.asarray(held.columns[self.shelf.first][first:end], np.int64)
+                shared = self.shelf.companions.pages(group, units) == gone
+                self.shelf.companions.pass_by(group, units[shared].tolist())
+            self.books.release(group, tuple(gone))
 
     def publish(
-        self, tokens: Sequence[int], vpages: Sequence[int], identity: Identity = PLAIN
-    ) -> list[int]:
+        self, tokens: Sequence[int], held: Holding, identity: Identity = PLAIN
+    ) -> None:
         """Offer the whole pages of computed, accepted tokens to later requests.
 
         Where the cache has a page of this text already, the sequence takes a hold on
         that one and gives its own copy back. So whoever holds a page holds those
         before it too, and the head of a cached text is as busy as its tail.
+        """
+        ordinals = [held.ordinals(group) for group in range(len(self.lives))]
+        where = self._where(identity)
+        held.columns = self.shelf.publish(tokens, held.columns, ordinals, *where)
+
+    def snapshot(
+        self,
+        tokens: Sequence[int],
+        held: Holding,
+        identity: Identity = PLAIN,
+        moves: bool = False,
+    ) -> bool:
+        """Publish a text with a copy of the states that stand after it.
+
+        Never at the price of another sequence: without room there is no snapshot.
+
+        Args:
+            tokens: a whole number of pages, all computed and no more.
+            moves: drop the one before if that moved too; else it is left to texts that
+                part there.
 
         Returns:
-            The sequence's pages from now on.
+            Whether every state has a snapshot there now.
         """
-        where = identity.extras, identity.run_extras(self.page_size)
-        adopted = self.cache.publish(tokens, vpages, *where)
-        self._retain(adopted)
-        self._is_cached[list(adopted)] = True
-        cached = self.cache.pages(tokens, *where)
-        pairs = zip(vpages, cached, strict=False)
-        copies = [(mine, theirs) for mine, theirs in pairs if mine != theirs]
-        self._retain(tuple(theirs for _, theirs in copies))
-        self._release(tuple(mine for mine, _ in reversed(copies)))
-        return [*cached, *vpages[len(cached) :]]
+        self.publish(tokens, held, identity)
+        if self.shelf.first is None:
+            return False
+        unit = held.columns[self.shelf.first][len(tokens) // self.page_size - 1]
+        companions = self.shelf.companions
+        lacking = [g for g in self._states if not companions.has(g, [unit])[0]]
+        counts = [int(group in lacking) for group in range(len(self.lives))]
+        if not self.can_take(counts) or not self.shelf.make_room(counts):
+            return False
+        for group in lacking:
+            (copy,) = self.books.fork(group, tuple(held.columns[group]), 0)
+            self.shelf.put_snapshot(group, unit, copy)
+        self._supersede(held, unit)
+        held.snapshot = (unit, moves)
+        return True
 
-    def fork(self, vpages: Sequence[int], length: int) -> list[int] | None:
-        """Share the pages of `length` tokens with another sample; copy a partial one.
+    def fork(self, held: Holding, length: int) -> Holding | None:
+        """Share the pages of `length` tokens with another sample.
+
+        A partial page and a state are copied: both samples write there next.
 
         Returns:
-            The other sample's pages, or None when no page is left for the copy.
+            The other sample's pages, or None when there is no room for the copies.
         """
-        held = tuple(vpages[: self.pages_for(length)])
-        copied = len(held) - 1 if length % self.page_size else len(held)
-        if copied < len(held):
-            if not self.can_take(1) or not self._make_room(1):
-                return None
-        child = self.ledger.fork(_GROUP, held, copied)
-        self._owed.append(("fork", held, copied))
-        return [int(v) for v in child]
+        whole = self.pages_for(length)
+        cut = [tuple(held.within(group, whole)) for group in range(len(self.lives))]
+        partial = length % self.page_size > 0
+        is_copied = [
+            bool(vpages) and (partial or group in self._states)
+            for group, vpages in enumerate(cut)
+        ]
+        counts = [int(copied) for copied in is_copied]
+        if not self.can_take(counts) or not self.shelf.make_room(counts):
+            return None
+        child = Holding(self._sinks)
+        child.firsts = list(held.firsts)
+        for group, vpages in enumerate(cut):
+            copied = len(vpages) - is_copied[group]
+            child.columns[group] = self.books.fork(group, vpages, copied)
+        child.snapshot = held.snapshot and (held.snapshot[0], False)
+        self._measure(child)
+        return child
+
+    def roll_back(
+        self,
+        held: Holding,
+        tokens: Sequence[int],
+        length: int,
+        identity: Identity = PLAIN,
+    ) -> tuple[Holding, int] | None:
+        """Take back computed tokens that were not accepted; `held` is given back.
+
+        Pages of attention are cut where they are, a partial one copied if others read
+        it. A recurrent state cannot be cut, nor a window whose pages are gone: those
+        begin anew from the latest prefix that every group has.
+
+        Args:
+            tokens: the accepted text, of at least `length` tokens.
+            length: tokens that are to stay computed, at most.
+
+        Returns:
+            The pages from now on and the tokens computed in them, `length` or fewer:
+            the rest is to be computed again. None, and nothing has changed, when there
+            is no room.
+        """
+        if not self._states and self._reaches(held, length):
+            found, computed = self.fork(held, length), length
+        else:
+            hit = self.match([*tokens[:length], 0], identity)
+            found, computed = self.begin(hit, tokens[:length], identity), hit.num_tokens
+        if found is None:
+            return None
+        self.give_back(held)
+        return found, computed
+
+    def give_back(self, held: Holding) -> None:
+        """Drop a sequence's hold on its pages, tails first."""
+        for group, vpages in enumerate(held.columns):
+            self.books.release(group, tuple(reversed(vpages)))
+        held.columns = [[] for _ in self.lives]
+        held.room = 0
 
     def clear_cache(self) -> Cleared:
         """Drop every cached page; pages that sequences hold stay theirs."""
-        held = self.cache.clear()
-        self._forget(held)
-        refs = self.ledger.groups[_GROUP].refs
+        held = self.shelf.clear()
+        if not held:
+            return Cleared((), ())
+        refs = self.ledger.groups[self.shelf.first].refs
         return Cleared(
             tuple(v for v in held if refs[v] == 0), tuple(v for v in held if refs[v])
         )
 
-    def objections(self, tables: Iterable[Sequence[int]]) -> tuple[str, ...]:
+    def objections(self, holdings: Iterable[Holding]) -> tuple[str, ...]:
         """Count the holders of every page anew; return the laws broken.
 
         Args:
-            tables: the pages of every sequence that holds any.
+            holdings: of every sequence that holds any page.
         """
-        refs = self.ledger.groups[_GROUP].refs
-        held, cached = np.zeros_like(refs), np.zeros_like(refs)
-        for vpages in tables:
-            np.add.at(held, np.asarray(vpages, np.int64), 1)
-        np.add.at(cached, np.fromiter(self.cache.vpages(), np.int64), 1)
-        found = [
-            f"page {page} has {refs[page]} references, {held[page]} tables name it and "
-            f"the cache {cached[page]} times"
-            for page in np.flatnonzero((refs != held + cached) | (cached > 1))[:8]
-        ]
+        holdings, found, counted = tuple(holdings), [], [0, 0]
+        for group, books in enumerate(self.ledger.groups):
+            held, cached = self._holders(group, holdings)
+            name = f" of group {group}" if len(self.lives) > 1 else ""
+            wrong = (books.refs != held + cached) | (cached > 1)
+            found += [
+                f"page {page}{name} has {books.refs[page]} references, {held[page]} "
+                f"tables name it and the cache {cached[page]} times"
+                for page in np.flatnonzero(wrong)[:8]
+            ]
+            counted[0] += int(((cached > 0) & (held == 0)).sum()) * books.extent
+            counted[1] += int((held > 0).sum()) * books.extent
         free, evictable, in_use, total = self.accounts()
-        counted = int(((cached > 0) & (held == 0)).sum()), int((held > 0).sum())
-        if (evictable, in_use) != counted or free + sum(counted) != total:
+        if [evictable, in_use] != counted or free + sum(counted) != total:
             found.append(
                 f"{free} free, {counted[0]} evictable and {counted[1]} in use of "
                 f"{total} pages, where the accounts say {evictable} and {in_use}"
             )
-        return tuple(found)
+        return (*found, *self._lost_companions())
 
     def apply(self, pool: pools.Pool) -> pools.Pool:
         """Donates `pool`. Play on the device what the host has already decided."""
-        for verb, vpages, copied in self._owed:
-            pool = _PLAY[verb](pool, vpages, copied, self.null_vpage)
-        self._owed = []
-        return pool
+        return self.books.apply(pool)
 
-    def _make_room(self, count: int) -> bool:
-        """Evict what `count` pages are short of; say whether they are free now."""
-        short = count - self.ledger.num_free
-        if short > 0:
-            gone = self.cache.evict(short, self._is_idle)
-            self.num_evicted += len(gone)
-            self._forget(gone)
-        return count <= self.ledger.num_free
+    def _where(self, identity: Identity):
+        return identity.extras, identity.run_extras(self.page_size)
 
-    def _is_idle(self, vpage: int) -> bool:
-        return int(self.ledger.groups[_GROUP].refs[vpage]) == 1
+    def _named(self, hit: Hit) -> tuple[Holding, list[tuple[int, int]]]:
+        """Return the pages of a hit, not held yet, and the snapshots to restore."""
+        held, snapshots = Holding(self._sinks), []
+        if not hit.vpages:
+            return held, snapshots
+        whole, companions = len(hit.vpages), self.shelf.companions
+        for group, life in enumerate(self.lives):
+            if group == self.shelf.first:
+                held.columns[group] = list(hit.vpages)
+            elif life.kind == "state":
+                page = companions.pages(group, hit.vpages[-1:])
+                snapshots.append((group, int(page[0])))
+            else:
+                stale = life.stale(hit.num_tokens, self.page_size)
+                held.firsts[group] = max(stale.stop, self._sinks[group])
+                units = [*hit.vpages[: stale.start], *hit.vpages[stale.stop : whole]]
+                held.columns[group] = companions.pages(group, units).tolist()
+        return held, snapshots
 
-    def _count_evictable(self, vpages: Sequence[int]) -> int:
-        """Count the pages that the cache alone holds."""
-        ids = np.asarray(vpages, np.int64)
-        alone = self.ledger.groups[_GROUP].refs[ids] == 1
-        return int((alone & self._is_cached[ids]).sum())
+    def _lacking(
+        self, held: Holding, length: int, upto: int, step: int | None = None
+    ) -> tuple[int, ...]:
+        """Return the vpages of each group that a sequence lacks.
 
-    def _forget(self, vpages: tuple[int, ...]) -> None:
-        """Drop the cache's hold on pages that have left the tree."""
-        self._num_evictable -= self._count_evictable(vpages)
-        self._is_cached[np.asarray(vpages, np.int64)] = False
-        self._release(vpages)
+        Args:
+            length: tokens that full attention has pages for.
+            upto: tokens that windows have pages for.
+            step: count what windows hold at most on their way there, in steps so long.
+        """
+        counts = []
+        for group, life in enumerate(self.lives):
+            columns = len(held.columns[group])
+            if life.kind == "state":
+                counts.append(1 - columns)
+            elif life.kind == "window":
+                count = max(0, self.pages_for(upto) - held.end(group))
+                if step is not None:
+                    count = life.peak(length, self.page_size, max(1, step)) - columns
+                counts.append(max(0, count))
+            else:
+                counts.append(max(0, self.pages_for(length) - columns))
+        return tuple(counts)
 
-    def _retain(self, vpages: tuple[int, ...]) -> None:
-        if vpages:
-            self._num_evictable -= self._count_evictable(vpages)
-            self.ledger.retain(_GROUP, vpages)
-            self._owed.append(("retain", vpages, 0))
+    def _hand_out(
+        self,
+        held: Holding,
+        counts: Sequence[int],
+        snapshots: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Give a sequence fresh pages, and copies of the snapshots it begins from."""
+        restored = dict(snapshots)
+        for group, count in enumerate(counts):
+            if group in restored:
+                fresh = self.books.fork(group, (restored[group],), 0)
+            else:
+                fresh = self.books.handout(group, count)
+            held.columns[group].extend(fresh)
+        self._measure(held)
 
-    def _release(self, vpages: tuple[int, ...]) -> None:
-        if vpages:
-            self.ledger.release(_GROUP, vpages)
-            self._num_evictable += self._count_evictable(vpages)
-            self._owed.append(("release", vpages, 0))
+    def _measure(self, held: Holding) -> None:
+        """Note how many tokens fit the pages held."""
+        ends = [
+            held.end(group)
+            for group, life in enumerate(self.lives)
+            if life.kind != "state"
+        ]
+        held.room = min(ends) * self.page_size if ends else np.iinfo(np.int32).max
 
+    def _use(
+        self, held: Holding, hit: Hit, snapshots: Sequence[tuple[int, int]]
+    ) -> None:
+        """Note that a text goes on from these pages."""
+        if not hit.vpages:
+            return
+        for group in self._windows:
+            units = [hit.vpages[ordinal] for ordinal in held.ordinals(group)]
+            self.shelf.companions.use(group, units)
+        for group, _ in snapshots:
+            self.shelf.companions.use(group, hit.vpages[-1:])
+            held.snapshot = (hit.vpages[-1], False)
 
-def _play_handout(pool: pools.Pool, vpages: tuple[int, ...], _: int, __: int):
-    for at in range(0, len(vpages), _LANES):
-        lanes = min(_LANES, len(vpages) - at)
-        want = np.asarray([1] * lanes + [0] * (_LANES - lanes), np.int32)
-        pool, _, _ = pools.handout(pool, _GROUP, want, 1)
-    return pool
+    def _supersede(self, held: Holding, unit: int) -> None:
+        """Let the snapshot before this one go, or wait to be evicted."""
+        if held.snapshot is None or held.snapshot[0] == unit:
+            return
+        before, moved = held.snapshot
+        if moved:
+            self.shelf.drop_snapshots(before)
+            return
+        for group in self._states:
+            if self.shelf.companions.has(group, [before])[0]:
+                self.shelf.companions.pass_by(group, [before])
 
+    def _reaches(self, held: Holding, length: int) -> bool:
+        """Say whether the windows still hold what a query at `length` reads."""
+        return all(
+            held.firsts[group]
+            <= max(
+                self._sinks[group],
+                self.lives[group].stale(length, self.page_size).stop,
+            )
+            for group in self._windows
+        )
 
-def _play_release(pool: pools.Pool, vpages: tuple[int, ...], _: int, null: int):
-    for lanes in _padded(vpages, null):
-        pool, _ = pools.release(pool, _GROUP, lanes)
-    return pool
+    def _holders(
+        self, group: int, holdings: Sequence[Holding]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Count the sequences and the cache's entries that name each page."""
+        refs = self.ledger.groups[group].refs
+        held, cached = np.zeros_like(refs), np.zeros_like(refs)
+        for holding in holdings:
+            np.add.at(held, np.asarray(holding.columns[group], np.int64), 1)
+        if group == self.shelf.first:
+            np.add.at(cached, np.fromiter(self.cache.vpages(), np.int64), 1)
+        elif group in self.shelf.others:
+            companions = self.shelf.companions
+            units = companions.units(group)
+            np.add.at(cached, companions.pages(group, units).astype(np.int64), 1)
+        return held, cached
 
-
-def _play_retain(pool: pools.Pool, vpages: tuple[int, ...], _: int, null: int):
-    for lanes in _padded(vpages, null):
-        pool, _ = pools.retain(pool, _GROUP, lanes)
-    return pool
-
-
-def _play_fork(pool: pools.Pool, vpages: tuple[int, ...], copied: int, null: int):
-    """Share in lanes of one width; the copied page, if any, is in the last of them."""
-    for at, lanes in enumerate(_padded(vpages, null)):
-        column = copied - at * _LANES if copied < len(vpages) else _LANES
-        column = column if 0 <= column < _LANES else _LANES
-        pool, _, _ = pools.fork(pool, _GROUP, lanes, column)
-    return pool
-
-
-def _padded(vpages: Sequence[int], null: int) -> list[np.ndarray]:
-    """Cut ids into rows of one width, the last one padded with null."""
-    rows = [vpages[at : at + _LANES] for at in range(0, len(vpages), _LANES)]
-    return [np.asarray([*row, *[null] * (_LANES - len(row))], np.int32) for row in rows]
-
-
-_PLAY = {
-    "handout": _play_handout,
-    "release": _play_release,
-    "retain": _play_retain,
-    "fork": _play_fork,
-}
+    def _lost_companions(self) -> list[str]:
+        """Name companions of units that are not in the tree, and spares that are not
+        companions."""
+        units = set(self.cache.vpages()) if self.shelf.others else set()
+        companions = self.shelf.companions
+        found = [
+            f"group {group} has a page of unit {unit}, which is not cached"
+            for group in self.shelf.others
+            for unit in companions.units(group).tolist()
+            if unit not in units
+        ]
+        found += [
+            f"group {group} may spare a page of unit {unit} that it has not"
+            for group, unit in companions.spares
+            if not companions.has(group, [unit])[0]
+        ]
+        return found[:8]

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvmem import errors
 from kvmem.model.tokenizer import TextStream
+from kvmem.serve.holding import Holding
 from kvmem.serve.identity import PLAIN, Identity
 
 __all__ = [
@@ -214,7 +215,8 @@ class Sequence:
         self.tokens = list(prompt_ids)
         self.num_prompt = len(prompt_ids)
         self.num_computed = 0
-        self.vpages: list[int] = []
+        self.held: Holding | None = None  # its pages, while it runs
+        self.stops: tuple[int, ...] = ()  # lengths at which a prefill chunk ends
         self.finish_reason: str | None = None
         self.text = ""  # what was shown; no stop text begins in it
         self.logprobs: list[TokenLogprobs] = []
@@ -224,9 +226,13 @@ class Sequence:
         self.arrived_s = time.perf_counter()
         self.first_token_s: float | None = None
         self.store_error: str | None = None
-        self.store_error: str | None = None
         self._decoder = decoder
         self._decoded = ""
+
+    @property
+    def vpages(self) -> list[int]:
+        """Its virtual pages of the first group; none while it waits."""
+        return [] if self.held is None else self.held.columns[0]
 
     @property
     def output_ids(self) -> tuple[int, ...]:

@@ -2,8 +2,9 @@
 
 A pure host object over a `PageTable`; it never touches a device. Laws: a request that
 can never fit is refused when it arrives; an admitted sequence has pages for every token
-it already knows; when pages run short, the newest sequence gives all of its own back
-and waits, so the oldest always goes on; whatever ends, its pages return exactly once.
+it already knows (of a window, for those of its next step); when pages run short, the
+newest sequence gives all of its own back and waits, so the oldest always goes on;
+whatever ends, its pages return exactly once.
 Looking for a waiting sequence's prefix changes nothing and evicts nothing; and only
 tokens that are computed, accepted, and all of one epoch of weights are published.
 
@@ -13,7 +14,9 @@ tokens that are computed, accepted, and all of one epoch of weights are publishe
     scheduler.advance(work)           # their tokens are computed
 
 A sequence with one token left decodes, one with more prefills: a prefix hit that leaves
-one token goes straight to the decode batch.
+one token goes straight to the decode batch. Where layers keep a recurrent state, a
+prefill chunk ends at the last whole page that leaves a token, and where another text
+has parted before: there a snapshot is taken, and others may go on from it.
 """
 
 from collections import deque
@@ -21,6 +24,7 @@ from typing import NamedTuple
 
 from kvmem import errors
 from kvmem.prefix import Hit
+from kvmem.serve.holding import Holding
 from kvmem.serve.page_table import Cleared, PageTable
 from kvmem.serve.request import Sequence
 
@@ -117,27 +121,36 @@ class Scheduler:
         if prefilling and not (decoding and self._prefilled_last):
             self._prefilled_last = True
             first = prefilling[0]
-            count = min(first.num_left, self.prefill_chunk)
-            return Work("prefill", (Row(first, first.num_computed, count),))
+            count = self._chunk(first)
+            if self._grow(first, first.num_computed + count):
+                return Work("prefill", (Row(first, first.num_computed, count),))
         self._prefilled_last = False
         rows = [
             Row(sequence, sequence.num_computed, 1)
             for sequence in decoding
-            if sequence in self.running and self._grow(sequence)
+            if sequence in self.running and self._grow(sequence, len(sequence.tokens))
         ]
         return Work("decode", tuple(rows)) if rows else None
 
     def advance(self, work: Work) -> list[Sequence]:
         """Count the tokens of `work` as computed; return who needs a next token.
 
-        A sequence that has computed all it knows offers its whole pages for reuse.
+        A sequence that has computed all it knows offers its whole pages for reuse; one
+        that gives pages of a window back offers them before.
         """
         ready = []
         for sequence, _, count in work.rows:
             sequence.num_computed += count
-            if sequence.num_left == 0:
-                if not sequence.output_ids or work.kind == "prefill":
-                    self.publish(sequence)
+            is_ready = sequence.num_left == 0
+            if self.table.has_states and self._snapshot(sequence):
+                pass  # published with it
+            elif is_ready and (not sequence.output_ids or work.kind == "prefill"):
+                self.publish(sequence)
+            elif work.kind == "prefill" and self.table.drops_pages:
+                self.publish(sequence)
+            if self.table.drops_pages:
+                self.table.trim(sequence.held, sequence.num_computed)
+            if is_ready:
                 ready.append(sequence)
         return ready
 
@@ -145,9 +158,7 @@ class Scheduler:
         """Offer a sequence's computed whole pages to later requests."""
         if self.prefix_cache and not sequence.is_mixed:
             computed = sequence.tokens[: sequence.num_computed]
-            sequence.vpages = self.table.publish(
-                computed, sequence.vpages, sequence.identity
-            )
+            self.table.publish(computed, sequence.held, sequence.identity)
 
     def fork(self, sequence: Sequence, twin: Sequence) -> None:
         """Start another sample from the pages of one that has just finished its prompt.
@@ -155,12 +166,12 @@ class Scheduler:
         Without a page for the copy the twin waits like any other sequence: its prompt
         is in the prefix cache.
         """
-        vpages = self.table.fork(sequence.vpages, sequence.num_computed)
-        if vpages is None:
+        held = self.table.fork(sequence.held, sequence.num_computed)
+        if held is None:
             self._forget_pages(twin)
             self.waiting.appendleft(twin)
             return
-        twin.vpages = vpages
+        twin.held = held
         self.running.append(twin)
 
     def finish(self, sequence: Sequence) -> None:
@@ -183,7 +194,8 @@ class Scheduler:
                     "Drop a sequence once",
                 )
             )
-        self.table.give_back(sequence.vpages)
+        if sequence.held is not None:
+            self.table.give_back(sequence.held)
         self._forget_pages(sequence)
 
     def reset(self, weights_epoch: int) -> Cleared:
@@ -202,7 +214,7 @@ class Scheduler:
 
     def objections(self) -> tuple[str, ...]:
         """Return the laws of the pages that do not hold."""
-        return self.table.objections(s.vpages for s in self.running)
+        return self.table.objections(s.held for s in self.running)
 
     def _require_admissible(self, sequence: Sequence) -> None:
         sampling, length = sequence.sampling, sequence.max_length
@@ -239,14 +251,13 @@ class Scheduler:
 
     def _require_pages(self, length: int) -> None:
         # The last token of a sequence is returned and never fed, so it needs no slot.
-        needed = self.table.pages_for(length - 1)
+        needed = self.table.peak(length - 1, self.prefill_chunk)
         total = self.table.ledger.num_pages
-        if needed > total:
+        if self.table.never_fits(needed):
             raise errors.OutOfPages(
                 errors.say(
                     f"a sequence of up to {length} tokens",
-                    f"it needs {needed} pages of {self.table.page_size} tokens, the "
-                    f"pool has {total}",
+                    f"it needs {self.table.in_words(needed)}, the pool has {total}",
                     "Shorten it, or give the pool more memory",
                 )
             )
@@ -263,35 +274,67 @@ class Scheduler:
     def _give_pages(self, sequence: Sequence) -> bool:
         """Share the cached prefix and hand out the rest; all or nothing."""
         hit = self._look_up(sequence)
-        count = self.table.pages_for(len(sequence.tokens)) - len(hit.vpages)
-        if not self.table.can_take(count, keeping=hit.vpages):
+        held = self._begin(sequence, hit)
+        if held is None and hit.vpages and not self.running:
+            # Alone, it may do without the snapshot that it would begin from.
+            hit = Hit(0, (), "there is no room to read the cached prefix")
+            held = self._begin(sequence, hit)
+        if held is None:
             return False
-        held = self.table.adopt(hit, sequence.tokens, sequence.identity)
-        fresh = self.table.take(count)
-        if fresh is None:
-            self.table.give_back(held)
-            return False
-        sequence.vpages = [*held, *fresh]
+        sequence.held = held
         sequence.num_computed = hit.num_tokens
+        sequence.stops = self._stops(len(sequence.tokens), hit)
         sequence.found(hit.num_tokens, hit.reason)
         return True
+
+    def _begin(self, sequence: Sequence, hit: Hit) -> Holding | None:
+        tokens, identity = sequence.tokens, sequence.identity
+        return self.table.begin(hit, tokens, identity, self.prefill_chunk)
+
+    def _stops(self, length: int, hit: Hit) -> tuple[int, ...]:
+        """Return the lengths at which a prefill stops for snapshots of its states."""
+        if not self.table.has_states or not self.prefix_cache:
+            return ()
+        size = self.table.page_size
+        last = (length - 1) // size * size
+        return tuple(stop for stop in (hit.num_matched, last) if stop > hit.num_tokens)
 
     def _look_up(self, sequence: Sequence) -> Hit:
         if not self.prefix_cache:
             return Hit(0, (), "the prefix cache is off")
         return self.table.match(sequence.tokens, sequence.identity)
 
-    def _grow(self, sequence: Sequence) -> bool:
-        """Make room for one more token, preempting the newest if need be.
+    def _chunk(self, sequence: Sequence) -> int:
+        """Return the tokens of a sequence's next prefill chunk."""
+        start = sequence.num_computed
+        count = min(sequence.num_left, self.prefill_chunk)
+        stops = (stop - start for stop in sequence.stops if stop > start)
+        return min([count, *stops])
+
+    def _snapshot(self, sequence: Sequence) -> bool:
+        """Take a snapshot of the states of a sequence that stands where one is due.
+
+        That is at its stops, and while it decodes at each whole page, where the one
+        before is given up.
+        """
+        length = sequence.num_computed
+        if not self.prefix_cache or sequence.is_mixed or length % self.table.page_size:
+            return False
+        is_stop = length in sequence.stops
+        if not is_stop and sequence.num_left:
+            return False
+        computed = sequence.tokens[:length]
+        identity = sequence.identity
+        self.table.snapshot(computed, sequence.held, identity, moves=not is_stop)
+        return True
+
+    def _grow(self, sequence: Sequence, length: int) -> bool:
+        """Make room for `length` tokens, preempting the newest if need be.
 
         Returns:
             Whether the sequence still runs.
         """
-        while self.table.pages_for(len(sequence.tokens)) > len(sequence.vpages):
-            fresh = self.table.take(1)
-            if fresh is not None:
-                sequence.vpages.extend(fresh)
-                continue
+        while not self.table.extend(sequence.held, length):
             newest = self.running[-1]
             self._preempt(newest)
             if newest is sequence:
@@ -301,13 +344,14 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Send a sequence back to the head of the queue without its pages."""
         self.running.remove(sequence)
-        self.table.give_back(sequence.vpages)
+        self.table.give_back(sequence.held)
         self._forget_pages(sequence)
         self.waiting.appendleft(sequence)
         self.num_preempted += 1
 
     def _forget_pages(self, sequence: Sequence) -> None:
-        sequence.vpages = []
+        sequence.held = None
+        sequence.stops = ()
         sequence.num_computed = 0
         sequence.is_mixed = False
         sequence.identity = sequence.identity.at_epoch(self.weights_epoch)

@@ -7,8 +7,8 @@ holds what does not change between steps (weights, placement) and counts traces.
 law: rows that a batch does not use have no tokens and null tables, so they write
 nothing.
 
-    stepper = Stepper(model, group, topology)
-    batch = stepper.pack(rows, bucket, null_vpage)
+    stepper = Stepper(model, groups, topology, order)
+    batch = stepper.pack(rows, bucket)
     pool, logits = stepper(pool, batch)        # donates the pool; f32[S, V]
 """
 
@@ -20,9 +20,10 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from kvmem import errors, geometry, mesh
+from kvmem import errors, mesh
 from kvmem import pool as pools
-from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.budget import members
+from kvmem.geometry import Envelope, LifecycleGroup, Topology
 from kvmem.model import parallel
 from kvmem.model.loaded import LoadedModel
 from kvmem.pool import dispatch
@@ -30,9 +31,10 @@ from kvmem.pool.table import GroupTable
 from kvmem.serve.buckets import Bucket
 from kvmem.serve.scheduler import Row
 
-__all__ = ["EXECUTORS", "Batch", "Stepper", "step"]
+__all__ = ["EXECUTORS", "Batch", "Stepper", "envelopes", "step"]
 
 EXECUTORS = ("auto", "vmap")
+_NULL = np.iinfo(np.int32).max  # an id that is null to every pool
 
 
 @jax.tree_util.register_dataclass
@@ -43,12 +45,9 @@ class Batch:
     tokens: jax.Array  # i32[S, Q] new tokens
     starts: jax.Array  # i32[S] tokens already in the pages
     num_new: jax.Array  # i32[S] how many of the Q are real; 0: an unused row
-    table: jax.Array  # i32[S, M] virtual pages, null beyond a sequence
-
-    @property
-    def bucket(self) -> Bucket:
-        """The shapes that this batch is padded to."""
-        return Bucket(*self.tokens.shape, self.table.shape[1])
+    tables: tuple[jax.Array, ...]  # i32[S, M] a group: virtual pages, null beyond
+    firsts: tuple[jax.Array | None, ...]  # i32[S] a window: see `pool.GroupTable`
+    bucket: Bucket = dataclasses.field(metadata={"static": True})
 
 
 def step(
@@ -65,22 +64,31 @@ def step(
     Returns:
         The pool, and f32[S, V] logits of each row's last new token.
     """
-    table = pools.translate(pool, 0, batch.table)
+    tables = tuple(
+        _physical(pool, group, table, batch.starts * 0 if first is None else first)
+        for group, (table, first) in enumerate(
+            zip(batch.tables, batch.firsts, strict=True)
+        )
+    )
     pages, logits = ranks(
-        weights,
-        pool.pages,
-        batch.tokens,
-        batch.starts,
-        batch.num_new,
-        (GroupTable(table, batch.starts * 0),),
+        weights, pool.pages, batch.tokens, batch.starts, batch.num_new, tables
     )
     return dataclasses.replace(pool, pages=pages), logits
+
+
+def _physical(pool: pools.Pool, group: int, table: jax.Array, first: jax.Array):
+    """Return the pages of a group; of a state, the parts of its one page a row."""
+    if pool.groups[group].extent == 1:
+        return GroupTable(pools.translate(pool, group, table), first)
+    parts = pools.translate_parts(pool, group, table)
+    return GroupTable(parts.reshape(table.shape[0], -1), first)
 
 
 class Stepper:
     """The compiled steps of one model on one topology.
 
     Args:
+        groups: its lifecycle groups, which share the pages of one pool.
         executor: "auto" runs one rank plainly and several on a mesh of as many devices;
             "vmap" runs them on one device, slowly (for tests).
     """
@@ -88,7 +96,7 @@ class Stepper:
     def __init__(
         self,
         model: LoadedModel,
-        group: LifecycleGroup,
+        groups: tuple[LifecycleGroup, ...],
         topology: Topology,
         order: str,
         executor: str = "auto",
@@ -108,8 +116,9 @@ class Stepper:
             model.spec, model.params, topology, self.mesh, model.dtype
         )
         self.num_traces: collections.Counter[Bucket] = collections.Counter()
-        built = geometry.envelope.build(group, topology, 0, order)
-        ranks = parallel.make_step((built,), self.mesh)
+        self.groups = groups
+        self._page_size = groups[0].page_size
+        ranks = parallel.make_step(envelopes(groups, topology, order), self.mesh)
         self._jitted = jax.jit(functools.partial(self._count, ranks), donate_argnums=0)
 
     @property
@@ -125,19 +134,40 @@ class Stepper:
         """Lower the step of one bucket, to look at what would run."""
         return self._jitted.lower(pool, self.weights, batch)
 
-    def pack(self, rows: Sequence[Row], bucket: Bucket, null_vpage: int) -> Batch:
+    def pack(self, rows: Sequence[Row], bucket: Bucket) -> Batch:
         """Pad rows of work to a bucket; unused rows have no tokens and null tables."""
         tokens = np.zeros((bucket.rows, bucket.tokens), np.int32)
         starts = np.zeros(bucket.rows, np.int32)
         num_new = np.zeros(bucket.rows, np.int32)
-        table = np.full((bucket.rows, bucket.pages), null_vpage, np.int32)
+        widths = [bucket.width(group) for group in self.groups]
+        tables = tuple(np.full((bucket.rows, n), _NULL, np.int32) for n in widths)
+        firsts = tuple(
+            np.zeros(bucket.rows, np.int32) if _is_windowed(group) else None
+            for group in self.groups
+        )
         for at, (sequence, start, count) in enumerate(rows):
             tokens[at, :count] = sequence.tokens[start : start + count]
             starts[at], num_new[at] = start, count
-            held = sequence.vpages[: bucket.pages]
-            table[at, : len(held)] = held
-        return Batch(tokens, starts, num_new, table)
+            for group, table in enumerate(tables):
+                held = sequence.held
+                vpages = held.within(group, -(-(start + count) // self._page_size))
+                table[at, : len(vpages)] = vpages
+                if firsts[group] is not None:
+                    firsts[group][at] = held.firsts[group]
+        return Batch(tokens, starts, num_new, tables, firsts, bucket)
 
     def _count(self, ranks, pool, weights, batch):
         self.num_traces[batch.bucket] += 1
         return step(ranks, pool, weights, batch)
+
+
+def envelopes(
+    groups: Sequence[LifecycleGroup], topology: Topology, order: str
+) -> tuple[Envelope, ...]:
+    """Return each group's page, cut to the pages of one pool as its budget cuts it."""
+    inside = members.members_of(groups, topology, order, kind="unified")
+    return tuple(member.envelope for member in inside)
+
+
+def _is_windowed(group: LifecycleGroup) -> bool:
+    return group.lifecycle.kind == "window"

@@ -114,7 +114,9 @@ def test_pages_add_up_at_every_step_of_random_traffic(traffic, page_size, num_pa
     "breaks",
     [
         lambda table: table.ledger.retain(0, table.is_held[:1]),
-        lambda table: setattr(table, "_num_evictable", table._num_evictable + 1),
+        lambda table: table.books.num_alone.__setitem__(
+            0, table.books.num_alone[0] + 1
+        ),
         lambda table: table.cache.evict(1, lambda v: True),
     ],
 )

@@ -17,6 +17,7 @@ from kvmem.model.spec import ModelSpec
 from kvmem.model.tokenizer import Tokenizer
 from kvmem.prefix import PrefixCache
 from kvmem.serve import engine as engines
+from kvmem.serve import loop as loops
 from kvmem.serve.buckets import ServeConfig
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.request import SamplingParams, Sequence
@@ -122,7 +123,7 @@ def tiny_model(byte_tokenizer):
 @pytest.fixture(scope="session")
 def shared_steps():
     """Steps compiled once for all tests that do not count traces."""
-    return functools.cache(engines.Stepper)
+    return functools.cache(loops.Stepper)
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
     `own_steps` because it counts traces.
     """
     if not request.node.get_closest_marker("own_steps"):
-        monkeypatch.setattr(engines, "Stepper", shared_steps)
+        monkeypatch.setattr(loops, "Stepper", shared_steps)
 
     def make(
         tp=1,

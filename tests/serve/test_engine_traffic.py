@@ -55,6 +55,6 @@ def test_a_checked_engine_sees_a_hold_that_nobody_owns(engine):
     made.step()
     made.step()
     page = made.scheduler.running[0].vpages[0]
-    made.table._retain((page,))
+    made.table.books.retain(0, (page,))
     with pytest.raises(errors.CorruptPage, match=f"page {page} has 3 references"):
         made.step()

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from kvmem import pool as pools
-from kvmem.prefix import PrefixCache
+from kvmem.prefix import Hit, PrefixCache
 from kvmem.serve.page_table import Accounts, Cleared, PageTable
+
+MISS = Hit(0, ())
 
 
 def text(seed, length):
@@ -17,12 +19,11 @@ def test_a_shared_page_is_counted_once(page_table):
     table = page_table(num_pages=12)
     a = text(0, 20)
     b = a[:12] + text(1, 8)
-    held_a = list(table.take(5))
+    held_a = table.begin(MISS, a)
     table.publish(a, held_a)
-    hit = table.cache.match(b)
-    held_b = table.adopt(hit, b)
+    hit = table.match(b)
+    held_b = table.begin(hit, b)
     assert hit.num_tokens == 12
-    held_b += table.take(2)
     table.publish(b, held_b)
     assert table.accounts() == Accounts(free=5, evictable=0, in_use=7, total=12)
     table.give_back(held_a)
@@ -32,37 +33,39 @@ def test_a_shared_page_is_counted_once(page_table):
 
 def test_pages_are_evicted_only_as_far_as_a_handout_needs(page_table):
     table = page_table(num_pages=4)
-    held = table.take(4)
+    held = table.begin(MISS, text(2, 16))
     table.publish(text(2, 16), held)
     table.give_back(held)
     assert table.accounts() == Accounts(0, 4, 0, 4)
-    assert len(table.take(2)) == 2
+    assert len(table.begin(MISS, text(20, 8)).columns[0]) == 2
     assert table.accounts() == Accounts(0, 2, 2, 4)
-    assert table.cache.match(text(2, 16)).num_tokens == 8
-    assert table.take(3) is None
+    assert table.match(text(2, 16)).num_tokens == 8
+    assert table.begin(MISS, text(21, 12)) is None
     assert table.accounts() == Accounts(0, 2, 2, 4)
 
 
 def test_a_fork_shares_whole_pages_and_copies_a_partial_one(page_table):
     table = page_table(num_pages=6)
-    held = table.take(3)
+    held = table.begin(MISS, text(22, 12))
+    (pages,) = held.columns
     whole = table.fork(held, length=12)
-    assert whole == list(held)
-    partial = table.fork(held, length=10)
-    assert partial[:2] == list(held[:2]) and partial[2] not in held
+    assert whole.columns == [pages]
+    (partial,) = table.fork(held, length=10).columns
+    assert partial[:2] == pages[:2] and partial[2] not in pages
     assert table.accounts().in_use == 4
-    table.take(2)
+    table.begin(MISS, text(23, 8))
     assert table.fork(held, length=10) is None
 
 
 def test_clearing_the_cache_says_what_sequences_still_hold(page_table):
     table = page_table()
-    held = table.take(2)
+    held = table.begin(MISS, text(3, 8))
     table.publish(text(3, 8), held)
-    other = table.take(1)
+    other = table.begin(MISS, text(4, 4))
     table.publish(text(4, 4), other)
+    ours, theirs = (tuple(each.columns[0]) for each in (held, other))
     table.give_back(other)
-    assert table.clear_cache() == Cleared(freed=other, in_use=held)
+    assert table.clear_cache() == Cleared(freed=theirs, in_use=ours)
     assert table.accounts() == Accounts(6, 0, 2, 8)
     table.give_back(held)
     assert table.accounts() == Accounts(8, 0, 0, 8)
@@ -76,13 +79,14 @@ def test_the_device_follows_the_host_through_a_random_history():
     held = []
     for step in range(120):
         kind = rng.integers(5)
-        if kind < 2 and (pages := table.take(int(rng.integers(1, 40)))):
-            held.append((text(step, len(pages) * 4), list(pages)))
+        if kind < 2:
+            tokens = text(step, 4 * int(rng.integers(1, 40)))
+            if (pages := table.begin(MISS, tokens)) is not None:
+                held.append((tokens, pages))
         elif held and kind == 2:
             table.give_back(held.pop(int(rng.integers(len(held))))[1])
         elif held and kind == 3:
-            at = int(rng.integers(len(held)))
-            held[at] = (held[at][0], table.publish(*held[at]))
+            table.publish(*held[int(rng.integers(len(held)))])
         elif held and kind == 4:
             tokens, pages = held[int(rng.integers(len(held)))]
             if twin := table.fork(pages, len(tokens) - int(rng.integers(4))):
@@ -103,80 +107,74 @@ def test_the_device_follows_the_host_through_a_random_history():
 def test_a_page_whose_holders_do_not_add_up_is_named(page_table):
     def made():
         table = page_table()
-        held, other = table.take(2), table.take(2)
+        held = table.begin(MISS, text(5, 8))
         table.publish(text(5, 8), held)
+        other = table.begin(MISS, text(6, 8))
         table.publish(text(6, 8), other)
         table.give_back(other)
         assert table.objections([held]) == ()
-        return table, held
+        return table, held, held.columns[0]
 
-    table, held = made()
+    table, held, pages = made()
     said, *_ = table.objections([])
-    assert f"page {held[0]} has 2 references, 0 tables" in said
-    table, held = made()
-    table.ledger.groups[0].refs[held[1]] += 1
+    assert f"page {pages[0]} has 2 references, 0 tables" in said
+    table, held, pages = made()
+    table.ledger.groups[0].refs[pages[1]] += 1
     (said,) = table.objections([held])
-    assert f"page {held[1]} has 3 references, 1 tables" in said
-    table, held = made()
-    table._num_evictable -= 1
+    assert f"page {pages[1]} has 3 references, 1 tables" in said
+    table, held, pages = made()
+    table.books.num_alone[0] -= 1
     (said,) = table.objections([held])
     assert "2 evictable and 2 in use" in said and "say 1 and 3" in said
-    table, held = made()
-    table.publish(text(60, 4), held[:1])  # one page for two texts
+    table, held, pages = made()
+    table.publish(text(60, 4), held)  # one page for two texts
     (said,) = table.objections([held])
-    assert f"page {held[0]} has 3 references, 1 tables name it and the cache 2" in said
-    table, held = made()
+    assert f"page {pages[0]} has 3 references, 1 tables name it and the cache 2" in said
+    table, held, pages = made()
     table.cache.evict(1, lambda v: True)
     assert any("the cache 0 times" in said for said in table.objections([held]))
 
 
 def test_duplicates_of_one_prefix_never_free_a_page_that_a_table_names(page_table):
     table, tokens = page_table(), text(7, 8)
-    first, second = table.take(2), table.take(3)
-    assert table.publish(tokens, first) == list(first)
+    first, second = table.begin(MISS, tokens), table.begin(MISS, [*tokens, 1])
+    pages, last = list(first.columns[0]), second.columns[0][2]
+    table.publish(tokens, first)
+    assert first.columns == [pages]
     # the copies of the second go back, and it reads those of the first
-    shared = table.publish(tokens, second)
-    assert shared == [*first, second[2]]
-    assert table.objections([first, shared]) == ()
+    table.publish(tokens, second)
+    assert second.columns == [[*pages, last]]
+    assert table.objections([first, second]) == ()
     assert table.accounts() == Accounts(free=5, evictable=0, in_use=3, total=8)
     table.give_back(first)
-    assert table.take(6) is None and table.num_evicted == 0
-    assert table.objections([shared]) == ()
-    table.give_back(shared)
+    assert table.begin(MISS, text(70, 24)) is None and table.num_evicted == 0
+    assert table.objections([second]) == ()
+    table.give_back(second)
     assert table.accounts() == Accounts(free=6, evictable=2, in_use=0, total=8)
 
 
 def test_a_longer_text_hangs_its_tail_below_the_head_that_it_holds(page_table):
     """Else the head would look idle, and be counted on, while its tail is read."""
     table, tokens = page_table(num_pages=4), text(9, 12)
-    first, second = table.take(1), table.take(3)
+    first, second = table.begin(MISS, tokens[:4]), table.begin(MISS, tokens)
+    head, tail = list(first.columns[0]), second.columns[0][1:]
     table.publish(tokens[:4], first)
-    longer = table.publish(tokens, second)
-    assert longer == [*first, *second[1:]]
+    table.publish(tokens, second)
+    assert second.columns == [[*head, *tail]]
     table.give_back(first)
     assert table.accounts() == Accounts(free=1, evictable=0, in_use=3, total=4)
-    assert table.take(2) is None
-    assert table.take(1) is not None
-
-
-def test_a_page_behind_which_another_is_read_cannot_be_had(page_table):
-    table, tokens = page_table(num_pages=2), text(10, 8)
-    held = table.take(2)
-    table.publish(tokens, held)
-    table.give_back(held[:1])  # the tail alone stays in use
-    assert table.can_take(1) and table.take(1) is None
-    assert table.fork(held[1:], length=3) is None
-    assert table.num_evicted == 0 and table.objections([held[1:]]) == ()
+    assert table.begin(MISS, text(90, 8)) is None
+    assert table.begin(MISS, text(90, 4)) is not None
 
 
 def test_pages_of_a_hit_are_not_counted_on_to_make_room_for_its_rest(page_table):
     table, tokens = page_table(num_pages=4), text(8, 16)
-    held = table.take(4)
+    held = table.begin(MISS, tokens)
     table.publish(tokens, held)
     table.give_back(held)
     hit = table.match([*tokens[:8], 1, 2])
-    assert table.can_take(2, keeping=hit.vpages)
-    assert not table.can_take(3, keeping=hit.vpages)
+    assert table.can_take((2,), keeping=[hit.vpages])
+    assert not table.can_take((3,), keeping=[hit.vpages])
     before = table.accounts()
     assert table.match([*tokens, 1]).num_tokens == 16
     assert table.accounts() == before and table.num_evicted == 0

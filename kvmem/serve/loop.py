@@ -1,0 +1,228 @@
+"""The loop of an engine: admit, plan, compute, choose, and what follows a token.
+
+It wraps what is tested without it: the scheduler decides on the host, the page table
+plays its decisions on the device, one compiled step computes, the sampler chooses. The
+law: between two turns the device's books equal the host's, and every page is free,
+cached, or held by a sequence that is still going.
+"""
+
+import jax
+
+from kvmem import canonical, errors, prefix, transfer
+from kvmem import pool as pools
+from kvmem.budget import Budget
+from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.model import attention
+from kvmem.model.loaded import LoadedModel
+from kvmem.serve import choose, compile_cache
+from kvmem.serve.buckets import ServeConfig, declare
+from kvmem.serve.page_table import PageTable
+from kvmem.serve.recall import Recall, Records
+from kvmem.serve.request import Delta, Sequence
+from kvmem.serve.requests import Requests
+from kvmem.serve.scheduler import Scheduler, Work
+from kvmem.serve.stats import Counts
+from kvmem.serve.step import Stepper
+from kvmem.store import RecordStore
+
+__all__ = ["Loop"]
+
+
+class Loop:
+    """A model, its pool, the sequences in it, and one turn of them all.
+
+    Args: as of `Engine`.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        groups: tuple[LifecycleGroup, ...],
+        budget: Budget,
+        topology: Topology,
+        *,
+        order: str,
+        config: ServeConfig,
+        store: RecordStore | None,
+        poison: bool,
+        checked: bool,
+        certified: bool,
+        executor: str,
+    ):
+        _require_one_record(groups, store, certified)
+        if config.compile_cache:
+            compile_cache.enable()
+        self.model = model
+        self.tokenizer = model.tokenizer
+        self.budget = budget
+        self.config = config
+        self.groups = groups
+        self.buckets = declare(config, groups[0].page_size)
+        self.stepper = Stepper(model, groups, topology, order, executor)
+        self.pool = pools.from_budget(
+            budget, topology, poison=poison, sharding=self.stepper.page_sharding
+        )
+        sizes = [(books.num_vpages, books.extent) for books in self.pool.groups]
+        ledger = pools.Ledger(self.pool.num_pages, *zip(*sizes, strict=True))
+        policy = prefix.policy.NAMED[config.eviction]()
+        cache = prefix.PrefixCache(groups[0].page_size, policy)
+        lives = [group.lifecycle for group in groups]
+        self.table = PageTable(ledger, cache, lives)
+        self.scheduler = Scheduler(
+            self.table,
+            max_batch=config.max_batch,
+            prefill_chunk=config.prefill_chunk,
+            max_length=config.max_length,
+            prefix_cache=config.prefix_cache,
+        )
+        self.records_of = self.recall = None
+        if _has_one_record(groups):
+            plan = canonical.plan(groups[0], topology, order)
+            if certified:
+                write, where = attention.write_rows, self.stepper.mesh
+                transfer.require_certified(plan, write, mesh=where)
+            self.records_of = Records(plan, ledger)
+            if store is not None:
+                self.recall = Recall(store, self.records_of)
+        self._checked = checked
+        self._counts = Counts()
+        self._eos = frozenset(self.tokenizer.eos_ids)
+        self._requests = Requests()
+
+    def _turn(self) -> list[Delta]:
+        """Run one prefill chunk or one decode batch; return the tokens it gave."""
+        for sequence, is_first in self.scheduler.admit():
+            reason = self._fetch(sequence, is_first)
+            if is_first:
+                self._counts.admitted(sequence, reason)
+        work = self.scheduler.plan()
+        if work is None:
+            self._require_progress()
+            return []
+        logits = self._run(work)
+        ready = self.scheduler.advance(work)
+        rows = [row.sequence for row in work.rows]
+        choosing = [(s, rows.index(s)) for s in ready]
+        choosing += [(twin, at) for s, at in choosing for twin in self._fork(s)]
+        deltas = self._choose(logits, choosing) if choosing else []
+        self._check()
+        return deltas
+
+    def _fetch(self, sequence: Sequence, is_first: bool) -> str | None:
+        """Fill an admitted sequence's pages from the store, as far as it has them.
+
+        Returns:
+            Why the store's part ends where it does; None without a store.
+        """
+        if self.recall is None:
+            return None
+        self.pool = self.table.apply(self.pool)
+        self.pool, fetched = self.recall.fetch(self.pool, sequence)
+        sequence.num_computed += fetched.num_tokens
+        if is_first:
+            sequence.stored_tokens = min(
+                fetched.num_tokens, sequence.num_prompt - sequence.cached_tokens
+            )
+        return fetched.reason
+
+    def _run(self, work: Work) -> jax.Array:
+        """Compute the rows of `work`; return logits, one row a bucket row."""
+        self.pool = self.table.apply(self.pool)
+        longest = max(row.start + row.count for row in work.rows)
+        if work.kind == "prefill":
+            bucket = self.buckets.prefill(work.rows[0].count, longest)
+        else:
+            bucket = self.buckets.decode(len(work.rows), longest)
+        batch = self.stepper.pack(work.rows, bucket)
+        self.pool, logits = self.stepper(self.pool, batch)
+        return logits
+
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """Start the other samples of a prompt that has just been computed."""
+        if sequence.sample or sequence.output_ids or sequence.sampling.n == 1:
+            return []
+        twins = [
+            sequence.twin(sample, self.tokenizer.stream())
+            for sample in range(1, sequence.sampling.n)
+        ]
+        for twin in twins:
+            self.scheduler.fork(sequence, twin)
+        self._requests.add_samples(twins)
+        return [twin for twin in twins if twin.vpages]
+
+    def _choose(
+        self, logits: jax.Array, choosing: list[tuple[Sequence, int]]
+    ) -> list[Delta]:
+        """Take the next token of each sequence from its row of logits."""
+        tokens, logprobs = choose.next_tokens(logits, choosing, self.buckets)
+        deltas = []
+        for (sequence, _), token, probs in zip(choosing, tokens, logprobs, strict=True):
+            deltas.append(sequence.accept(int(token), self._eos, probs))
+            if sequence.finish_reason:
+                self._finish(sequence)
+        return deltas
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Keep a finished sequence's records, give its pages back, and conclude."""
+        if self.recall and self.recall.store.writable and not sequence.is_mixed:
+            self.pool = self.table.apply(self.pool)
+            try:
+                self.recall.keep(self.pool, sequence)
+            except Exception as error:  # whatever a disk or its library says
+                sequence.store_error = f"{type(error).__name__}: {error}"
+        self.scheduler.finish(sequence)
+        self._conclude(sequence.request_id)
+
+    def _conclude(self, request_id: int) -> None:
+        """Make the output of a request once all its samples have ended."""
+        if samples := self._requests.conclude(request_id):
+            self._counts.ended(samples)
+
+    def _require_progress(self) -> None:
+        if self.scheduler.has_work and not self.scheduler.running:
+            raise errors.OutOfPages(
+                errors.say(
+                    f"{len(self.scheduler.waiting)} requests waiting, none running",
+                    f"no page can be had: {self.table.accounts()}",
+                    "This is a defect of the scheduler; please report it",
+                )
+            )
+
+    def _check(self) -> None:
+        """In checked mode: the books keep their laws, and the host mirrors them."""
+        if not self._checked:
+            return
+        self.pool = self.table.apply(self.pool)
+        broken = (
+            *pools.check(self.pool),
+            *self.table.ledger.differences(self.pool),
+            *self.scheduler.objections(),
+        )
+        if broken:
+            raise errors.CorruptPage(
+                errors.say(
+                    "a checked step", "; ".join(broken), "Please report this state"
+                )
+            )
+
+
+def _has_one_record(groups: tuple[LifecycleGroup, ...]) -> bool:
+    """Say whether a token's record is all that a text leaves behind."""
+    return len(groups) == 1 and groups[0].lifecycle.kind == "full"
+
+
+def _require_one_record(
+    groups: tuple[LifecycleGroup, ...], store: RecordStore | None, certified: bool
+) -> None:
+    """Refuse what needs the records of several groups together."""
+    asked = ["a store"] * (store is not None) + ["certified pages"] * certified
+    if asked and not _has_one_record(groups):
+        names = ", ".join(group.name for group in groups)
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"{' and '.join(asked)} for the groups {names}",
+                "an engine exports the token records of one group of full attention; "
+                "windows and states of several would have to be restored together",
+                "Leave the store and pool.certified out for this model",
+            )
+        )
