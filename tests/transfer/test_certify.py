@@ -1,6 +1,5 @@
 """Certification: the real write path passes, and every mutant of it is named."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,6 +83,25 @@ def test_a_dtype_carries_the_numbers_in_as_many_passes_as_it_needs(dtype, passes
     num_tokens = trial.shape(plan).num_tokens
     assert numbers.num_passes(plan.group, num_tokens) == passes
     assert transfer.certify(plan, attention.write_rows) == ()
+
+
+@pytest.mark.parametrize("dtype, passes", [("float8_e4m3fn", 3), ("float8_e5m2", 4)])
+def test_the_narrowest_dtypes_need_more_passes_and_each_is_judged(dtype, passes):
+    plan = canonical.plan(group(dtype=dtype, dim=32), Topology(3))
+    num_tokens = trial.shape(plan).num_tokens
+    assert numbers.num_passes(plan.group, num_tokens) == passes
+    assert transfer.certify(plan, entry_by_entry) == ()
+
+    def exchanged(pages, env, layer, k, v, table, starts, num_new):
+        """Exchange elements whose lowest digits are equal: one pass sees nothing."""
+        wide = k.at[..., 0].set(k[..., 16]).at[..., 16].set(k[..., 0])
+        return entry_by_entry(pages, env, layer, wide, v, table, starts, num_new)
+
+    found = transfer.certify(plan, exchanged)
+    assert {(each.layer, each.field) for each in found} == {
+        ("layers.0", "k"),
+        ("layers.1", "k"),
+    }
 
 
 @pytest.mark.parametrize("mutate", ["rotated", "reversed_page"])

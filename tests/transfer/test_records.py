@@ -1,6 +1,5 @@
 """Export and import against pages sliced from a logical array, by both executors."""
 
-
 import jax
 import numpy as np
 import pytest
