@@ -24,7 +24,8 @@ from kvmem import geometry, mesh
 from kvmem.geometry import Topology
 from kvmem.model import parallel
 from kvmem.model.attention import attend_written, write_rows
-from kvmem.model.decoder import Decoder, linear
+from kvmem.model.decoder import Decoder
+from kvmem.model.ops import linear
 from kvmem.pool.table import GroupTable
 from kvmem.serve import Engine
 

@@ -17,23 +17,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
 
 from kvmem.geometry import Envelope, Topology
 from kvmem.model.attention import attend_written, write_rows
+from kvmem.model.ops import (
+    Split,
+    at_last,
+    embedded,
+    linear,
+    logits,
+    of_layer,
+    rms_norm,
+    sum_ranks,
+)
 from kvmem.model.partition import Partition
 from kvmem.model.rotate import angles, rotate
 from kvmem.model.spec import ModelSpec
 from kvmem.pool.table import GroupTable
 
-__all__ = ["Decoder", "DecoderLayer", "Split"]
-
-# XLA's CPU products of few rows run up to twice as fast with the weight on the left.
-_FEW_ROWS = 64
-
-
-class Split(nnx.Param):
-    """A parameter of which each rank holds its own part."""
+__all__ = ["Decoder", "DecoderLayer"]
 
 
 class DecoderLayer(nnx.Module):
@@ -69,10 +71,10 @@ class DecoderLayer(nnx.Module):
     def mix(self, x, attended, axis_name):
         """Add the attention's output and the MLP to the residual stream x."""
         flat = attended.reshape(*attended.shape[:2], -1)
-        x = x + _sum_ranks(linear(flat, self.out), axis_name)
+        x = x + sum_ranks(linear(flat, self.out), axis_name)
         hidden = rms_norm(x, self.post_norm, self.partition.spec.norm_eps)
         gate, up = jnp.split(linear(hidden, self.gate_up), 2, axis=-1)
-        return x + _sum_ranks(linear(jax.nn.silu(gate) * up, self.down), axis_name)
+        return x + sum_ranks(linear(jax.nn.silu(gate) * up, self.down), axis_name)
 
 
 class Decoder(nnx.Module):
@@ -83,7 +85,7 @@ class Decoder(nnx.Module):
         self.partition = partition
         self.embed = Split(weights["embed"])
         self.layers = nnx.List(
-            DecoderLayer(partition, _of_layer(weights, index))
+            DecoderLayer(partition, of_layer(weights, f"layers.{index}."))
             for index in range(spec.layers)
         )
         self.norm = nnx.Param(weights["norm"])
@@ -143,7 +145,7 @@ class Decoder(nnx.Module):
         """
         spec = self.partition.spec
         (envelope,), (table,) = envelopes, tables
-        x = self._embedded(tokens, axis_name)
+        x = embedded(self.embed, tokens, axis_name)
         positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         cos, sin = angles(spec.rope, spec.head_dim, positions)
         lengths = starts + num_new
@@ -152,7 +154,7 @@ class Decoder(nnx.Module):
             q, k, v = layer.heads(x, cos, sin)
             pages = write_rows(pages, envelope, name, k, v, table, starts, num_new)
             if index == spec.layers - 1:  # only the last token is asked for
-                x, q, positions = (_at_last(a, num_new) for a in (x, q, positions))
+                x, q, positions = (at_last(a, num_new) for a in (x, q, positions))
             seen = attend_written(pages, envelope, name, q, positions, table, lengths)
             x = layer.mix(x, seen, axis_name)
         return pages, self._logits(x, axis_name)[:, 0]
@@ -160,7 +162,7 @@ class Decoder(nnx.Module):
     def dense(self, tokens: jax.Array, axis_name: str | None = None) -> jax.Array:
         """Read whole texts i32[S, Q] without a cache; f32[S, Q, V] logits of all."""
         spec = self.partition.spec
-        x = self._embedded(tokens, axis_name)
+        x = embedded(self.embed, tokens, axis_name)
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         cos, sin = angles(spec.rope, spec.head_dim, places[None])
         for layer in self.layers:
@@ -170,72 +172,10 @@ class Decoder(nnx.Module):
             )
         return self._logits(x, axis_name)
 
-    def _embedded(self, tokens, axis_name):
-        """Look token ids up in the rank's rows of the vocabulary; sum over ranks."""
-        first = 0 if axis_name is None else lax.axis_index(axis_name)
-        own = tokens - first * self.partition.vocab
-        rows = (
-            self.embed[...]
-            .at[own]
-            .get(mode="fill", fill_value=0, wrap_negative_indices=False)
-        )
-        return _sum_ranks(rows.astype(jnp.float32), axis_name)
-
     def _logits(self, x, axis_name):
         """Return the rank's logits of x [S, Q, D], padded rows -inf."""
         part = self.partition
         x = rms_norm(x, self.norm, part.spec.norm_eps)
-        logits = linear(x, self.embed if self.lm_head is None else self.lm_head)
-        if not any(padding.name == "vocab" for padding in part.paddings):
-            return logits
-        first = 0 if axis_name is None else lax.axis_index(axis_name)
-        ids = first * part.vocab + jnp.arange(part.vocab, dtype=jnp.int32)
-        return jnp.where((ids < part.spec.vocab)[None, None], logits, -jnp.inf)
-
-
-def rms_norm(x: jax.Array, weight: nnx.Param, eps: float) -> jax.Array:
-    """Scale rows to unit mean square, in float32, then by `weight`."""
-    x = x.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    weight = weight[...].astype(jnp.float32)
-    return x * scale * weight.reshape((1,) * (x.ndim - 1) + (-1,))
-
-
-def linear(x: jax.Array, weight: nnx.Param) -> jax.Array:
-    """Multiply rows x [S, Q, K] by a weight [N, K]; float32 out.
-
-    Few rows are multiplied with the weight on the left. XLA would fold the transpose
-    back into the product; the barrier keeps it apart.
-    """
-    w = weight[...]
-    rows = x.reshape(-1, x.shape[-1]).astype(w.dtype)
-    if rows.shape[0] > _FEW_ROWS:
-        out = _product(rows, w)
-    else:
-        out = lax.optimization_barrier(_product(w, rows)).T
-    return out.reshape(*x.shape[:-1], -1)
-
-
-def _product(a, b):
-    """Contract the last axes of a [N, K] and b [M, K] to f32[N, M]."""
-    axes = (((1,), (1,)), ((), ()))
-    return lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
-
-
-def _at_last(rows: jax.Array, num_new: jax.Array) -> jax.Array:
-    """Take row num_new - 1 (row 0 where there is none): [S, Q, ...] to [S, 1, ...]."""
-    last = jnp.maximum(num_new - 1, 0).reshape((-1,) + (1,) * (rows.ndim - 1))
-    return jnp.take_along_axis(rows, last, axis=1)
-
-
-def _sum_ranks(x, axis_name):
-    return x if axis_name is None else lax.psum(x, axis_name)
-
-
-def _of_layer(weights: Mapping[str, jax.Array], index: int) -> dict[str, jax.Array]:
-    prefix = f"layers.{index}."
-    return {
-        name.removeprefix(prefix): array
-        for name, array in weights.items()
-        if name.startswith(prefix)
-    }
+        head = self.embed if self.lm_head is None else self.lm_head
+        padded = any(padding.name == "vocab" for padding in part.paddings)
+        return logits(x, head, part.spec.vocab, padded, axis_name)

@@ -10,7 +10,7 @@ order, and nothing else:
        (C order, little-endian);
     3. the tokenizer: digest of its declared data (`Tokenizer.identity`), and the chat
        template's text;
-    4. the config that changes numbers: the fields in `NUMBERS`.
+    4. the config that changes numbers: the fields in `NUMBERS`, or a hybrid's facts.
 
 The model's name, its longest position and its end-of-text ids are not in it.
 """
@@ -25,6 +25,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from kvmem.model.hybrid.spec import HybridSpec
 from kvmem.model.spec import ModelSpec
 from kvmem.model.tokenizer import Tokenizer
 
@@ -55,7 +56,7 @@ class LoadedModel:
     read-only views of a mapped file. `digests` are theirs if the loader took them.
     """
 
-    spec: ModelSpec
+    spec: ModelSpec | HybridSpec
     params: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
     tokenizer: Tokenizer = dataclasses.field(repr=False)
     source: str
@@ -85,7 +86,7 @@ class LoadedModel:
 def model_id(
     params: Mapping[str, np.ndarray],
     tokenizer: Tokenizer,
-    spec: ModelSpec,
+    spec: ModelSpec | HybridSpec,
     digests: Mapping[str, str] | None = None,
 ) -> str:
     """Digest tensors, tokenizer and number-changing config; see `model_facts`."""
@@ -101,7 +102,7 @@ def id_of(facts: Mapping[str, object]) -> str:
 def model_facts(
     params: Mapping[str, np.ndarray],
     tokenizer: Tokenizer,
-    spec: ModelSpec,
+    spec: ModelSpec | HybridSpec,
     digests: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """Return what the model id digests, as the file's head lists it.
@@ -120,12 +121,16 @@ def model_facts(
         ],
         "tokenizer": tokenizer.identity,
         "chat_template": tokenizer.template,
-        "numbers": {
-            name: value
-            for name, value in dataclasses.asdict(spec).items()
-            if name in NUMBERS
-        },
+        "numbers": _numbers(spec),
     }
+
+
+def _numbers(spec: ModelSpec | HybridSpec) -> dict[str, object]:
+    """Return the facts of a config that change what is computed."""
+    if isinstance(spec, HybridSpec):
+        return spec.numbers
+    facts = dataclasses.asdict(spec)
+    return {name: value for name, value in facts.items() if name in NUMBERS}
 
 
 def tensor_digests(params: Mapping[str, np.ndarray]) -> dict[str, str]:

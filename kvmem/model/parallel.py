@@ -25,9 +25,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kvmem.errors import IncompatiblePlan, say
 from kvmem.geometry import Envelope, Topology, np_dtype
-from kvmem.model.decoder import Decoder, Split
+from kvmem.model.decoder import Decoder
+from kvmem.model.hybrid.decoder import HybridDecoder
+from kvmem.model.hybrid.partition import HybridPartition
+from kvmem.model.ops import Split
 from kvmem.model.partition import Partition
-from kvmem.model.spec import ModelSpec
+from kvmem.model.partitions import AnySpec, partition_of
 
 __all__ = ["AXIS", "StepFn", "Weights", "load", "make_step", "page_sharding"]
 
@@ -62,7 +65,7 @@ class Weights:
 
 
 def load(
-    spec: ModelSpec,
+    spec: AnySpec,
     params: Mapping[str, np.ndarray],
     topology: Topology | None = None,
     mesh: Mesh | None = None,
@@ -81,14 +84,14 @@ def load(
         IncompatiblePlan: heads that the topology cannot divide or replicate, or a mesh
             of another size.
     """
-    partition = Partition(spec, topology or Topology())
+    partition = partition_of(spec, topology or Topology())
     tp = partition.topology.tp
     _require_mesh(mesh, tp)
     parts = []
     for rank in range(tp):
         own = partition.rank_params(params, rank)
         own = {name: np.asarray(rows, np_dtype(dtype)) for name, rows in own.items()}
-        graph, split, shared = nnx.split(Decoder(partition, own), Split, ...)
+        graph, split, shared = nnx.split(_decoder(partition, own), Split, ...)
         parts.append(split)
     shared_at = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
@@ -133,6 +136,14 @@ def make_step(envelopes: tuple[Envelope, ...], mesh: Mesh | None = None) -> Step
 def page_sharding(mesh: Mesh | None) -> NamedSharding | None:
     """Return where arrays with a leading rank axis live; None without a mesh."""
     return None if mesh is None else NamedSharding(mesh, _by_rank(mesh))
+
+
+_DECODERS = {Partition: Decoder, HybridPartition: HybridDecoder}
+
+
+def _decoder(partition, own: Mapping[str, np.ndarray]) -> nnx.Module:
+    """Return the decoder of one rank's arrays."""
+    return _DECODERS[type(partition)](partition, own)
 
 
 def _on_mesh(mesh, envelopes, weights, pages, batch):
