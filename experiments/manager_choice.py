@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from experiments import manager_choice_picture
 from experiments.harness import Check, Record, RunConfig
 from kvmem import errors, manage
-from kvmem.geometry import LayerSpec, Topology, envelope, group_layers
+from kvmem.geometry import LayerSpec, Topology, group_layers
 from kvmem.settings import Nbytes
 
 __all__ = ["Config", "Fit", "Layers", "fit", "members_of", "run"]
@@ -137,8 +137,7 @@ def members_of(layers: Layers, page_size: int) -> tuple[manage.Member, ...]:
     ]
     made += [LayerSpec(f"full.{i}", 2 * i + 1, **row) for i in range(layers.full)]
     groups = group_layers(made, page_size)
-    built = [envelope.build(group, Topology(), 0) for group in groups]
-    return manage.members_of(groups, built)
+    return manage.members_of(groups, Topology(), "head_major", "unified")
 
 
 def fit(manager: manage.Manager, needs: Sequence[int]) -> Fit:

@@ -29,9 +29,9 @@ def draw(
         right.plot(lengths, idle[name], **style)
     for length, *counts in zip(lengths, *sequences.values(), strict=True):
         note = f"{counts[0] / counts[1]:.2f}x"
-        above = dict(xytext=(0, 7), textcoords="offset points", ha="center")
+        above = dict(xytext=(7, 5), textcoords="offset points")
         left.annotate(note, (length, counts[0]), **above)
-    left.margins(x=0.1, y=0.1)
+    left.margins(x=0.15, y=0.1)
     left.set_yscale("log")
     left.set_title("sequences that fit", loc="left", fontsize=11)
     left.legend(frameon=False, loc="lower left")

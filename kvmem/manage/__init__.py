@@ -8,6 +8,7 @@ together never exceed what the manager was given.
     manage.admit(manager, room, needs)
 """
 
+from kvmem.budget.members import Member, members_of
 from kvmem.manage import demand, sizing
 from kvmem.manage.admission import (
     Admission,
@@ -20,15 +21,7 @@ from kvmem.manage.admission import (
 )
 from kvmem.manage.demand import Batch, Row, rows_floor
 from kvmem.manage.grouped import grouped
-from kvmem.manage.manager import (
-    Manager,
-    Member,
-    PoolPages,
-    Quota,
-    members_of,
-    need,
-    peak,
-)
+from kvmem.manage.manager import Manager, Quota, key_of, need, peak
 from kvmem.manage.owners import Claims, reserve
 from kvmem.manage.rebalance import (
     Knobs,
@@ -54,7 +47,6 @@ __all__ = [
     "Member",
     "Observed",
     "Plan",
-    "PoolPages",
     "Quota",
     "Resize",
     "Room",
@@ -68,6 +60,7 @@ __all__ = [
     "give_back",
     "grouped",
     "is_due",
+    "key_of",
     "least_tokens",
     "members_of",
     "need",

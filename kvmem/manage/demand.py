@@ -16,8 +16,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from kvmem import errors
+from kvmem.budget.members import Member
 from kvmem.geometry import LifecycleGroup
-from kvmem.manage.manager import Member, peak
+from kvmem.manage.manager import peak
 
 __all__ = ["DEFAULT", "Batch", "Row", "floors", "pages", "rows_floor", "shares"]
 
@@ -133,7 +134,7 @@ def shares(
         else:
             batches = constraints
         counts = floors(members, batches)
-        taken = [m.vpage_nbytes * n for m, n in zip(members, counts, strict=True)]
+        taken = [m.envelope.nbytes * n for m, n in zip(members, counts, strict=True)]
         weights = tuple(-(-n // grain_nbytes) * grain_nbytes for n in taken)
     return tuple(weight / sum(weights) for weight in weights)
 

@@ -10,9 +10,10 @@ that really come are of other lengths (rebalance.py).
 
 from collections.abc import Sequence
 
+from kvmem.budget.members import Member
 from kvmem.manage import demand, sizing
 from kvmem.manage.demand import Batch
-from kvmem.manage.manager import Manager, Member, PoolPages, Quota, merge
+from kvmem.manage.manager import Manager, Quota, assemble, key_of, require_members
 
 __all__ = ["NAME", "grouped"]
 
@@ -32,7 +33,7 @@ def grouped(
     """Return quotas by lifecycle need.
 
     Args:
-        members: the groups, target and draft.
+        members: the groups in their pools, target and draft.
         nbytes: what all pools may take on a rank.
         shares: weights that a person set, one a group.
         typical: a batch as it usually runs; gives the weights if no person did.
@@ -45,7 +46,7 @@ def grouped(
         OutOfPages: the floors do not fit.
         ConfigError: no groups, or shares or floors of another number.
     """
-    pool_of = merge(members)
+    require_members(members)
     kept = demand.floors(members, constraints)
     if floors is not None:
         kept = tuple(max(pair) for pair in zip(kept, floors, strict=True))
@@ -58,28 +59,22 @@ def grouped(
     )
     rows = tuple(zip(members, weights, kept, strict=True))
     parts = [
-        _part([row for row, pool in zip(rows, pool_of, strict=True) if pool == index])
-        for index in range(max(pool_of) + 1)
+        _part([row for row in rows if row[0].pool == pool])
+        for pool in sorted({member.pool for member in members})
     ]
-    counts = sizing.split(nbytes, parts, grain_nbytes)
-    return Manager(
-        NAME,
-        tuple(
-            Quota(
-                member.key,
-                pool,
-                member.extents,
-                floor,
-                weight,
-                counts[pool] // member.extents,
-            )
-            for (member, weight, floor), pool in zip(rows, pool_of, strict=True)
-        ),
-        tuple(
-            PoolPages(part.page_nbytes[0], count)
-            for part, count in zip(parts, counts, strict=True)
-        ),
-    )
+    pages = sizing.split(nbytes, parts, grain_nbytes)
+    quotas = [
+        Quota(
+            key_of(member.group),
+            member.pool,
+            member.extents,
+            floor,
+            weight,
+            pages[member.pool] // member.extents,
+        )
+        for member, weight, floor in rows
+    ]
+    return assemble(NAME, members, quotas, pages)
 
 
 def _part(rows: Sequence[tuple[Member, float, int]]) -> sizing.Part:
@@ -88,5 +83,5 @@ def _part(rows: Sequence[tuple[Member, float, int]]) -> sizing.Part:
         (rows[0][0].page_nbytes,),
         sum(weight for _, weight, _ in rows),
         sum(floor * member.extents for member, _, floor in rows),
-        " + ".join(member.key for member, _, _ in rows),
+        " + ".join(key_of(member.group) for member, _, _ in rows),
     )

@@ -1,14 +1,15 @@
 """The manager: what each lifecycle group may take of the pages that all share.
 
-A `Member` is a lifecycle group with what one page of it takes in a pool; a `Quota` is
-what a manager grants it; a `Manager` is the quotas and the pools they draw from, target
-and draft together. Members whose pages are of one size draw from one free list: a page
-that a window leaves behind is one that full attention may take.
+A `Member` is a lifecycle group in its pool; a `Quota` is what a manager grants it; a
+`Manager` is the quotas and the pools they draw from, target and draft together. Members
+whose pages are of one size draw from one free list: a page that a window leaves behind
+is one that full attention may take.
 
 The law: the pools of a manager never take more bytes than it was given, and a group
 never holds more pages than its quota. How quotas are chosen is the business of
 `grouped` and `static_split`; what follows from them is the same for both.
 
+    members = members_of(groups, topology, "head_major", "unified")
     manager = grouped(members, nbytes)
     manager.quotas[0].pages        # the most that group 0 may hold at once
     need(members, [2_049, 512])    # pages of each group for two sequences
@@ -21,53 +22,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from kvmem import errors
-from kvmem.geometry import Envelope, LifecycleGroup
+from kvmem.budget import PoolPages
+from kvmem.budget.members import Member
+from kvmem.geometry import LifecycleGroup
 
-__all__ = ["Manager", "Member", "PoolPages", "Quota", "members_of", "merge", "need"]
-__all__ += ["peak"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-    """A lifecycle group and what one vpage of it takes on a rank.
-
-    Args:
-        group: whose pages they are.
-        page_nbytes: bytes of a physical page of the pool it draws from.
-        extents: physical pages that one vpage takes.
-    """
-
-    group: LifecycleGroup
-    page_nbytes: int
-    extents: int = 1
-
-    def __post_init__(self):
-        if self.page_nbytes < 1 or self.extents < 1:
-            raise errors.ConfigError(
-                errors.say(
-                    f"pages of {self.page_nbytes} B, {self.extents} a vpage",
-                    "a vpage takes at least one page, of at least one byte",
-                    "Build the group's envelope first, then its member",
-                )
-            )
-
-    @property
-    def key(self) -> str:
-        """What the group is called in a manager: "target/full", "draft/window128"."""
-        return f"{self.group.domain}/{self.group.name}"
-
-    @property
-    def vpage_nbytes(self) -> int:
-        """Bytes that one vpage takes on a rank."""
-        return self.page_nbytes * self.extents
-
-
-@dataclasses.dataclass(frozen=True)
-class PoolPages:
-    """One free list: physical pages of one size."""
-
-    page_nbytes: int
-    pages: int
+__all__ = ["Manager", "Quota", "assemble", "key_of", "need", "peak"]
+__all__ += ["require_members"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +62,7 @@ class Manager:
     @property
     def nbytes(self) -> int:
         """What all its pools take on a rank."""
-        return sum(pool.pages * pool.page_nbytes for pool in self.pools)
+        return sum(pool.nbytes for pool in self.pools)
 
     def index(self, group: str) -> int:
         """Return the place of a group by its key.
@@ -143,39 +103,57 @@ class Manager:
         return tuple(found)
 
 
-def members_of(
-    groups: Sequence[LifecycleGroup], envelopes: Sequence[Envelope]
-) -> tuple[Member, ...]:
-    """Return the members of a pool whose pages the envelopes describe.
-
-    Envelopes that are cut to the pages of one pool give members of that one pool;
-    whole ones give a pool to every size of page.
-    """
-    return tuple(
-        Member(group, built.nbytes // built.extents, built.extents)
-        for group, built in zip(groups, envelopes, strict=True)
-    )
+def key_of(group: LifecycleGroup) -> str:
+    """Return what a group is called in a manager: "target/full", "draft/window128"."""
+    return f"{group.domain}/{group.name}"
 
 
-def merge(members: Sequence[Member]) -> tuple[int, ...]:
-    """Return i[G] the pool of each member: one pool for each size of page.
+def require_members(members: Sequence[Member]) -> None:
+    """Refuse groups that are no parts of one plan.
 
     Raises:
-        ConfigError: no member, or two groups of one key.
+        ConfigError: no member, two groups of one key, or pages of several sizes in one
+            pool, as when members of two plans are put together.
     """
-    keys = [member.key for member in members]
+    keys = [key_of(member.group) for member in members]
     twice = sorted({key for key in keys if keys.count(key) > 1})
-    if not members or twice:
+    if not keys or twice:
         raise errors.ConfigError(
             errors.say(
-                f"a manager of {len(members)} groups"
+                f"a manager of {len(keys)} groups"
                 + f", {', '.join(twice)} more than once" * bool(twice),
                 "it has at least one group, and each domain's name once",
                 "Pass the groups of group_layers, the draft's with domain='draft'",
             )
         )
-    sizes = list(dict.fromkeys(member.page_nbytes for member in members))
-    return tuple(sizes.index(member.page_nbytes) for member in members)
+    sizes = {(member.pool, member.page_nbytes) for member in members}
+    if sorted(pool for pool, _ in sizes) != list(range(len(sizes))):
+        raise errors.ConfigError(
+            errors.say(
+                f"pools and pages {sorted(sizes)}",
+                "pools are numbered from 0, and the pages of one are of one size",
+                "Make the members of target and draft in one call of members_of",
+            )
+        )
+
+
+def assemble(
+    name: str, members: Sequence[Member], quotas: Sequence[Quota], pages: Sequence[int]
+) -> Manager:
+    """Return the manager of these quotas, with pools of so many `pages`."""
+    pools = []
+    for index, count in enumerate(pages):
+        inside = tuple(i for i, quota in enumerate(quotas) if quota.pool == index)
+        pools.append(
+            PoolPages(
+                page_nbytes=members[inside[0]].page_nbytes,
+                pages=count,
+                groups=inside,
+                num_vpages=tuple(quotas[i].pages for i in inside),
+                extents=tuple(quotas[i].extents for i in inside),
+            )
+        )
+    return Manager(name, tuple(quotas), tuple(pools))
 
 
 def need(members: Sequence[Member], lengths: Sequence[int]) -> tuple[int, ...]:

@@ -22,9 +22,10 @@ import math
 from collections.abc import Sequence
 
 from kvmem import errors
+from kvmem.budget.members import Member
 from kvmem.manage.demand import Batch, Row
 from kvmem.manage.grouped import grouped
-from kvmem.manage.manager import Manager, Member
+from kvmem.manage.manager import Manager
 
 __all__ = ["Knobs", "Observed", "Resize", "is_due", "needs_adjustment", "observe"]
 __all__ += ["retarget", "steps"]

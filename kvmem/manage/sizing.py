@@ -64,7 +64,7 @@ def split(nbytes: int, parts: Sequence[Part], grain_nbytes: int = 1) -> tuple[in
             _grains(parts[i], pages, grain_nbytes) for i, pages in pinned.items()
         )
         open_parts = [i for i in range(len(parts)) if i not in pinned]
-        if left < 0 or (open_parts and left == 0):
+        if left < 0:
             raise _too_small(nbytes, parts, grain_nbytes)
         given = _shared(left, [(parts[i].ratio, i) for i in open_parts])
         pages = {
@@ -125,11 +125,14 @@ def _too_small(nbytes: int, parts: Sequence[Part], grain_nbytes: int) -> Excepti
 
 def _require_ratios(parts: Sequence[Part], grain_nbytes: int) -> None:
     ratios = [part.ratio for part in parts]
-    if not parts or grain_nbytes < 1 or not all(ratio > 0 for ratio in ratios):
+    floors = [part.floor for part in parts]
+    whole = parts and grain_nbytes >= 1 and all(floor >= 1 for floor in floors)
+    if not (whole and all(ratio > 0 for ratio in ratios)):
         raise errors.ConfigError(
             errors.say(
-                f"ratios {ratios} in grains of {grain_nbytes} B",
-                "there is at least one pool, each of a weight above zero",
+                f"ratios {ratios} above floors {floors} in grains of {grain_nbytes} B",
+                "there is at least one pool, each of a weight above zero and at least "
+                "one page",
                 "Give every group a positive share",
             )
         )

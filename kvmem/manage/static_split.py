@@ -13,8 +13,9 @@ import itertools
 from collections.abc import Sequence
 
 from kvmem import errors
+from kvmem.budget.members import Member
 from kvmem.manage import demand
-from kvmem.manage.manager import Manager, Member, PoolPages, Quota, merge
+from kvmem.manage.manager import Manager, Quota, assemble, key_of, require_members
 
 __all__ = ["NAME", "static_split"]
 
@@ -40,28 +41,22 @@ def static_split(
         OutOfPages: a fraction holds less than its group's floor.
         ConfigError: no groups, or shares of another number.
     """
-    pool_of = merge(members)
+    require_members(members)
     given = (1,) * len(members) if shares is None else shares
     weights = demand.shares(members, given=given)
     parts = _cut(nbytes, given)
     counts = tuple(
-        part // member.vpage_nbytes for part, member in zip(parts, members, strict=True)
+        part // member.envelope.nbytes
+        for part, member in zip(parts, members, strict=True)
     )
     wanted = floors if floors is not None else (1,) * len(members)
     _require_floors(members, parts, counts, wanted)
-    rows = tuple(zip(members, pool_of, counts, weights, strict=True))
-    pages = [0] * (max(pool_of) + 1)
-    for member, pool, count, _ in rows:
-        pages[pool] += count * member.extents
-    sizes = list(dict.fromkeys(member.page_nbytes for member in members))
-    return Manager(
-        NAME,
-        tuple(
-            Quota(member.key, pool, member.extents, count, weight, count)
-            for member, pool, count, weight in rows
-        ),
-        tuple(PoolPages(*pair) for pair in zip(sizes, pages, strict=True)),
-    )
+    quotas, pages = [], [0] * (1 + max(member.pool for member in members))
+    for member, count, weight in zip(members, counts, weights, strict=True):
+        key, extents = key_of(member.group), member.extents
+        quotas.append(Quota(key, member.pool, extents, count, weight, count))
+        pages[member.pool] += count * extents
+    return assemble(NAME, members, quotas, pages)
 
 
 def _cut(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:
@@ -79,7 +74,8 @@ def _require_floors(
 ) -> None:
     rows = zip(members, parts, counts, wanted, strict=True)
     low = [
-        f"{member.key} gets {part:,} B, {count} pages of {member.vpage_nbytes:,} B, "
+        f"{key_of(member.group)} gets {part:,} B, {count} pages of "
+        f"{member.envelope.nbytes:,} B, "
         f"and needs {floor}"
         for member, part, count, floor in rows
         if count < floor

@@ -5,7 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from kvmem.geometry import LayerSpec, Topology, envelope, group_layers, kinds
+from kvmem.geometry import (
+    Envelope,
+    LayerSpec,
+    LifecycleGroup,
+    Topology,
+    group_layers,
+    kinds,
+)
 from kvmem.manage import Member, members_of
 
 
@@ -47,16 +54,25 @@ class Mix:
 
 @pytest.fixture(scope="session")
 def members() -> Callable[..., tuple[Member, ...]]:
-    """Make members: `unified=True` cuts every envelope to pages of the largest."""
+    """Make members: of one pool if `unified`, else of one a size of page."""
 
     def make(*mixes: Mix, unified: bool = False, **changes) -> tuple[Member, ...]:
         mixes = mixes or (Mix(**changes),)
         groups = [group for mix in mixes for group in mix.groups()]
-        built = [envelope.build(group, Topology(), 0) for group in groups]
-        if unified:
-            paged = [e.nbytes for e, g in zip(built, groups) if not g.is_state]  # noqa: B905
-            built = [envelope.cut(e, max(paged)) for e in built]
-        return members_of(groups, built)
+        kind = "unified" if unified else "split"
+        return members_of(groups, Topology(), "head_major", kind)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def bare() -> Callable[..., Member]:
+    """Make a member of a lifecycle, from what its pages take."""
+
+    def make(life, page_nbytes: int, extents: int = 1, pool: int = 0, domain="target"):
+        group = LifecycleGroup(life.name, domain, life, (), 16)
+        page = Envelope((), group.slots, "head_major", page_nbytes * extents, extents)
+        return Member(group, page, pool)
 
     return make
 

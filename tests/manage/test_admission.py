@@ -3,7 +3,8 @@
 import pytest
 
 from kvmem import errors, manage
-from kvmem.manage import Admission, Manager, PoolPages, Quota, Room, Shortage
+from kvmem.budget import PoolPages
+from kvmem.manage import Admission, Manager, Quota, Room, Shortage
 from kvmem.pool import Ledger
 
 
@@ -13,7 +14,9 @@ def manager_of(*pools: int, **quotas) -> Manager:
         Quota(name, pool, extents, floor, 1 / len(quotas), pages)
         for name, (pool, extents, floor, pages) in quotas.items()
     ]
-    return Manager("grouped", tuple(made), tuple(PoolPages(64, n) for n in pools))
+    return Manager(
+        "grouped", tuple(made), tuple(PoolPages(64, n, (), (), ()) for n in pools)
+    )
 
 
 def test_what_is_granted_is_taken_of_every_group_at_once():

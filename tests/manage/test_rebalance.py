@@ -6,6 +6,7 @@ import math
 import pytest
 
 from kvmem import errors, manage
+from kvmem.budget import PoolPages
 from kvmem.manage import Knobs, Observed
 
 MIB = 1 << 20
@@ -93,9 +94,9 @@ class TestWhenItIsTime:
         quotas = tuple(
             manage.Quota(name, at, 1, 1, 0.5, 100) for at, name in enumerate("ab")
         )
-        pools = (manage.PoolPages(64, 1_000), manage.PoolPages(96, 1_000))
+        pools = (PoolPages(64, 1_000, (), (), ()), PoolPages(96, 1_000, (), (), ()))
         manager = manage.Manager("grouped", quotas, pools)
-        moved = (manage.PoolPages(64, round(1_000 * factor)), pools[1])
+        moved = (PoolPages(64, round(1_000 * factor), (), (), ()), pools[1])
         return manager, dataclasses.replace(manager, pools=moved)
 
     @pytest.mark.parametrize(

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 from kvmem import errors, manage
-from kvmem.geometry import LayerSpec, Topology, envelope, group_layers, kinds
+from kvmem.geometry import LayerSpec, Topology, group_layers, kinds
 from kvmem.manage import Admission, Batch, Claims, Manager, Row, Shortage
 
 MIB, GIB = 1 << 20, 1 << 30
 ROWS, LONGEST = 64, 400
+
+
+def members_of(groups, order: str = "head_major"):
+    return manage.members_of(groups, Topology(), order, "split")
 
 
 class Decoding:
@@ -95,7 +99,7 @@ class TestAWindowShorterThanAPage:
 
     def nbytes(self, narrow) -> int:
         pages = manage.peak(narrow, [LONGEST] * ROWS)
-        return sum(m.vpage_nbytes * n for m, n in zip(narrow, pages, strict=True))
+        return sum(m.envelope.nbytes * n for m, n in zip(narrow, pages, strict=True))
 
     def test_a_floor_of_every_rows_peak_runs_ten_thousand_steps(self, narrow):
         floors = manage.rows_floor(narrow, ROWS, LONGEST)
@@ -172,12 +176,12 @@ class TestADraftPoolInAdmission:
 def test_no_topology_takes_a_budget_twice(members, mix, engines, tier):
     """PR #12188, #12855, #13130: target and draft each took all, on every tier."""
     nbytes = {"device": 3 * GIB, "host": 5 * GIB + 12_345}[tier]
-    target = members(mix())
-    draft = members(mix(full=2, windowed=1, domain="draft"))
+    one, other = mix(), mix(full=2, windowed=1, domain="draft")
+    target, draft = members(one), members(other)
     if engines == "none":
         managers = [manage.grouped(target, nbytes)]
     elif engines == "one":
-        managers = [manage.grouped(target + draft, nbytes)]
+        managers = [manage.grouped(members(one, other), nbytes)]
     else:
         claims = manage.reserve(Claims(nbytes), "target", nbytes * 4 // 5)
         with pytest.raises(errors.OutOfPages, match="target has .* left"):
@@ -193,27 +197,29 @@ def test_no_topology_takes_a_budget_twice(members, mix, engines, tier):
 def test_a_draft_costs_the_layers_it_has(members):
     """PR #12683: a draft of 3 layers charged as 61: 86K for 45K bytes a token."""
 
-    def members_of(layers: int, domain: str):
+    def deepseek(layers: int, domain: str):
         made = []
         for i in range(layers):
             latent = dict(rank=512, rope_dim=64, scale=0.1, dtype="float8_e4m3fn")
             made.append(kinds.latent(f"l{i}", i, **latent))
             made.append(kinds.indexer(f"i{i}", i, dim=128))
-        groups = group_layers(made, 64, domain)
-        order = "layer head field token"
-        built = [envelope.build(group, Topology(), 0, order) for group in groups]
-        return manage.members_of(groups, built)
+        return group_layers(made, 64, domain)
+
+    def planned(*parts):
+        groups = [group for part in parts for group in part]
+        return members_of(groups, "layer head field token")
 
     def token_nbytes(*parts) -> int:
-        return sum(member.vpage_nbytes for part in parts for member in part) // 64
+        return sum(member.envelope.nbytes for member in planned(*parts)) // 64
 
-    target, draft = members_of(61, "target"), members_of(3, "draft")
-    wrong = members_of(61, "draft")
+    target, draft = deepseek(61, "target"), deepseek(3, "draft")
+    wrong = deepseek(61, "draft")
     assert token_nbytes(target) == 43_188
     assert token_nbytes(target, draft) == 45_312
     assert token_nbytes(target, wrong) == 86_376
 
-    def tokens(parts, nbytes=89 * GIB) -> int:
+    def tokens(*groups, nbytes=89 * GIB) -> int:
+        parts = planned(*groups)
         batch = Batch((Row(1 << 20, 1 << 20),))
         manager = manage.grouped(parts, nbytes, typical=batch)
         drawn = collections.Counter(quota.pool for quota in manager.quotas)
@@ -224,8 +230,8 @@ def test_a_draft_costs_the_layers_it_has(members):
         )
         return min(pages) * 64
 
-    assert tokens(target + draft) == pytest.approx(89 * GIB / 45_312, rel=1e-3)
-    gained = tokens(target + draft) / tokens(target + wrong)
+    assert tokens(target, draft) == pytest.approx(89 * GIB / 45_312, rel=1e-3)
+    gained = tokens(target, draft) / tokens(target, wrong)
     assert gained == pytest.approx(86_376 / 45_312, rel=1e-3)
 
 
@@ -238,8 +244,7 @@ def test_a_window_that_never_ends_forks_no_pool(members, max_length, groups):
         for i in range(26)
     ]
     found = group_layers(layers, 32, max_length=max_length)
-    built = [envelope.build(group, Topology(), 0) for group in found]
-    manager = manage.grouped(manage.members_of(found, built), GIB)
+    manager = manage.grouped(members_of(found), GIB)
     assert len(manager.quotas) == len(manager.pools) == groups
 
 

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmem import errors, manage
-from kvmem.manage import Admission, Evictions, Manager, PoolPages, Quota, Room, Shortage
+from kvmem.budget import PoolPages
+from kvmem.manage import Admission, Evictions, Manager, Quota, Room, Shortage
 
 STATE_NBYTES, TOKEN_NBYTES = 56_171_520, 27_648  # Kimi-K3 on TP 8
 
@@ -18,7 +19,7 @@ def hybrid(pages: int, extents: int, floor: int = 0) -> Manager:
             Quota("target/full", 0, 1, floor, 0.5, pages),
             Quota("target/state", 0, extents, 0, 0.5, pages // extents),
         ),
-        (PoolPages(TOKEN_NBYTES, pages),),
+        (PoolPages(TOKEN_NBYTES, pages, (), (), ()),),
     )
 
 
@@ -129,7 +130,7 @@ def test_evictions_are_enough_and_none_is_superfluous(
             Quota("b", 0, extents, 0, 0.4, pages // extents),
             Quota("c", 1, 1, 0, 0.2, 20),
         ),
-        (PoolPages(64, pages), PoolPages(96, 20)),
+        (PoolPages(64, pages, (), (), ()), PoolPages(96, 20, (), (), ())),
     )
     free = pages - held[0] - held[1] * extents
     if free < 0:

@@ -104,8 +104,15 @@ def test_no_division_exceeds_the_bytes_or_falls_below_a_floor(nbytes, grain, row
 
 
 @pytest.mark.parametrize(
-    ("ratios", "grain"), [((), 1), ((0.5, 0), 1), ((0.5, -1), 1), ((1,), 0)]
+    ("rows", "grain"),
+    [
+        ((), 1),
+        (((0.5, 1), (0, 1)), 1),
+        (((0.5, 1), (-1, 1)), 1),
+        (((1, 0),), 1),
+        (((1, 1),), 0),
+    ],
 )
-def test_weights_are_positive_and_so_is_the_grain(ratios, grain):
+def test_weights_and_floors_are_positive_and_so_is_the_grain(rows, grain):
     with pytest.raises(errors.ConfigError, match="weight above zero"):
-        sizing.split(GIB, [Part((MIB,), ratio) for ratio in ratios], grain)
+        sizing.split(GIB, [Part((MIB,), *row) for row in rows], grain)
