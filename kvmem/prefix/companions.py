@@ -77,9 +77,3 @@ class Companions:
         for unit in units:
             self.spares.pop((group, int(unit)), None)
             self.spares[group, int(unit)] = None
-
-    def clear(self) -> dict[int, list[int]]:
-        """Forget everything; return the pages by group."""
-        return self.take_out(
-            np.unique(np.concatenate([[], *map(self.units, self._pages)])).astype(int)
-        )
