@@ -23,11 +23,10 @@ from kvmem.config.model import ModelConfig
 from kvmem.config.pool import PoolConfig
 from kvmem.config.store import StoreConfig
 from kvmem.geometry import LifecycleGroup, Topology
-from kvmem.model import page_rows, presets
+from kvmem.model import page_rows
 from kvmem.model.cache_facts import CacheSpec
 from kvmem.model.loaded import LoadedModel
-from kvmem.model.partition import Partition
-from kvmem.model.spec import ModelSpec
+from kvmem.model.partitions import AnyPartition, AnySpec, partition_of
 from kvmem.serve import ServeConfig
 from kvmem.settings import Override, Setting
 
@@ -59,19 +58,19 @@ class Config:
         settings.settle(self)
 
     @functools.cached_property
-    def spec(self) -> ModelSpec | CacheSpec:
+    def spec(self) -> AnySpec | CacheSpec:
         """The facts of the model, read from its file; those of its cache, at least."""
         return self.model.spec()
 
     @property
-    def partition(self) -> Partition | None:
+    def partition(self) -> AnyPartition | None:
         """Which weights each rank holds; token shards hold the same ones.
 
         None where only the cache is known.
         """
         if isinstance(self.spec, CacheSpec):
             return None
-        return Partition(self.spec, Topology(tp=self.topology.tp))
+        return partition_of(self.spec, Topology(tp=self.topology.tp))
 
     @property
     def weight_nbytes(self) -> int | None:
@@ -136,7 +135,7 @@ class Config:
         self._require_served()
         solved = self.budget()
         if model is None:
-            model = presets.load(self.model.source, self.model.weight_dtype())
+            model = self.model.load()
         groups = self.groups()
         store = self.store.open(model, groups[0]) if len(groups) == 1 else None
         try:

@@ -14,6 +14,9 @@ from typing import Literal
 from kvmem import errors, settings
 from kvmem.model import cache_facts, presets
 from kvmem.model.cache_facts import CacheSpec
+from kvmem.model.hybrid import random_model
+from kvmem.model.hybrid.spec import HybridSpec
+from kvmem.model.loaded import LoadedModel
 from kvmem.model.spec import ModelSpec
 from kvmem.settings import Table
 
@@ -58,13 +61,15 @@ class ModelConfig:
                 )
             )
 
-    def spec(self) -> ModelSpec | CacheSpec:
+    def spec(self) -> ModelSpec | HybridSpec | CacheSpec:
         """Return the facts of a model that runs, else those that plans need.
 
         Raises:
             FormatMismatch: not even the sizes of its cache are understood.
-            ConfigError: no such source.
+            ConfigError: no such source, or a seed with facts that no decoder computes.
         """
+        if self.facts is not None and self.seed is not None:
+            return HybridSpec(self._drawn_name(), self.facts)
         if self.facts is not None:
             return cache_facts.read_facts(self.facts, refusal=_NO_WEIGHTS)
         try:
@@ -74,6 +79,16 @@ class ModelConfig:
             if path is None:
                 raise
             return cache_facts.read(path, refusal=str(cannot_run).rstrip("."))
+
+    def load(self) -> LoadedModel:
+        """Load the weights of a source, or draw those of facts and a seed."""
+        dtype = self.weight_dtype()
+        if self.facts is None:
+            return presets.load(self.source, dtype)
+        return random_model.make(self.facts, self.seed, dtype, self._drawn_name())
+
+    def _drawn_name(self) -> str:
+        return f"{self.facts.get('model_type')} drawn from seed {self.seed}"
 
     def declared_dtype(self) -> str | None:
         """Return the dtype that a checkpoint or its facts declare."""

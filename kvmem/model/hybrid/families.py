@@ -43,6 +43,8 @@ class Family:
     bos_token_id: int | None = None
     eos_token_id: int | None = None
     layer_types: tuple[str, ...] | None = None
+    dtype: str | None = None  # of weights and caches, where nobody says otherwise
+    torch_dtype: str | None = None  # its older spelling
 
     known_types: ClassVar[tuple[str, ...]] = (_FULL,)
     activation: ClassVar[Literal["silu", "gelu"]] = "silu"

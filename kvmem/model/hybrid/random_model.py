@@ -56,7 +56,7 @@ def make(
                 f"Set vocab_size to {tokenizer.max_id + 1} or more",
             )
         )
-    return LoadedModel(spec, params, tokenizer, source=f"{name}, seed {seed}")
+    return LoadedModel(spec, params, tokenizer, source=name)
 
 
 def byte_tokenizer(eos_ids: tuple[int, ...] = ()) -> Tokenizer:

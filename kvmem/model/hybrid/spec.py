@@ -19,6 +19,9 @@ from kvmem.model.hybrid.weights import Weight
 
 __all__ = ["HybridSpec"]
 
+_NO_NUMBERS = ("max_position_embeddings", "bos_token_id", "eos_token_id")
+_NO_NUMBERS += ("dtype", "torch_dtype")  # a tensor tells its own
+
 
 @dataclasses.dataclass(frozen=True)
 class HybridSpec:
@@ -124,7 +127,7 @@ class HybridSpec:
         return {
             key: value
             for key, value in sorted(self.facts.plain().items())
-            if key not in ("max_position_embeddings", "bos_token_id", "eos_token_id")
+            if key not in _NO_NUMBERS
         }
 
     def layer_specs(self, kv_dtype: str = "float32") -> tuple[LayerSpec, ...]:
