@@ -19,7 +19,7 @@ import tensorstore
 
 from experiments.measure import Timed
 from kvmem import store
-from kvmem.store import durable, orbax_save
+from kvmem.store import durable, orbax_save, row_files
 
 __all__ = ["BatchRace", "Sizes", "conversation_jobs", "miss_jobs", "open_jobs"]
 
@@ -61,7 +61,7 @@ class BatchRace:
         self._tokens = _tokens(sizes)
         self._names = (f"text-{n}" for n in itertools.count())
         self._held, self._keys = self._put(folder / "held")
-        self._array = self._write(folder / "array")
+        self._array = self._write_rows(folder / "array")
         self._held.close()
         self.equal = {"store": self._got_equal(), "tensorstore": self._read_equal()}
 
@@ -70,6 +70,7 @@ class BatchRace:
         return {
             "store_put": self._put_once,
             "tensorstore_write": self._write_once,
+            "tensorstore_write_as_stored": self._write_as_stored,
             "store_get": self._get,
             "tensorstore_read": lambda: self._array.read().result(),
             "checksums": lambda: [durable.digest(row) for row in self._rows],
@@ -91,30 +92,50 @@ class BatchRace:
         shutil.rmtree(root)
         return Timed(took)
 
-    def _write(self, path: pathlib.Path) -> tensorstore.TensorStore:
+    def _write(
+        self, path: pathlib.Path, rows: np.ndarray, file_shape: Sequence[int]
+    ) -> tensorstore.TensorStore:
         array = tensorstore.open(
             {
                 "driver": "zarr3",
                 "kvstore": {"driver": "file", "path": str(path)},
                 "metadata": {
-                    "shape": list(self._rows.shape),
+                    "shape": list(rows.shape),
                     "data_type": "uint8",
                     "chunk_grid": {
                         "name": "regular",
-                        "configuration": {"chunk_shape": [1, self.sizes.row_nbytes]},
+                        "configuration": {"chunk_shape": list(file_shape)},
                     },
                     "codecs": [{"name": "bytes"}],
                 },
             },
             create=True,
         ).result()
-        array.write(self._rows).result()
+        array.write(rows).result()
         return array
+
+    def _write_rows(self, path: pathlib.Path) -> tensorstore.TensorStore:
+        """Write the array of rows, a file a row."""
+        return self._write(path, self._rows, [1, self.sizes.row_nbytes])
 
     def _write_once(self) -> Timed:
         path = self._folder / "write"
         started = time.perf_counter()
-        self._write(path)
+        self._write_rows(path)
+        took = time.perf_counter() - started
+        shutil.rmtree(path)
+        return Timed(took)
+
+    def _write_as_stored(self) -> Timed:
+        """Write the same bytes in the arrays and files that a segment has."""
+        path = self._folder / "as_stored"
+        per_file = row_files.rows_per_file(*self._rows.shape)
+        parts = row_files.cut(len(self._rows), per_file)
+        started = time.perf_counter()
+        for part in parts:
+            flat = self._rows[part.start : part.stop].reshape(-1)
+            file_nbytes = part.rows_per_file * self.sizes.row_nbytes
+            self._write(path / part.name, flat, [file_nbytes])
         took = time.perf_counter() - started
         shutil.rmtree(path)
         return Timed(took)

@@ -38,6 +38,7 @@ class Keeper:
         """Take over a shelf whose writer this process is."""
         self.shelf, self.facts, self.max_nbytes = shelf, shelf.facts, max_nbytes
         self._index = held
+        self._moved: set[str] = set()  # segments whose live rows were rewritten
 
     def keep(
         self,
@@ -77,12 +78,20 @@ class Keeper:
         """Sweep leftovers, keep to the budget, rewrite what is less than half live."""
         extend(self._index, self.shelf)
         swept = self.shelf.sweep(self._index)
-        before = self._index.file_nbytes
+        nbytes, before = self._index.file_nbytes, set(self._index.segments)
+        self._moved.clear()
         self._make_room(lease, 0, ())
-        dropped, rewritten, written, kept = self._rewrite(lease)
+        kept = self._rewrite(lease)
         self.save_recency()
-        freed = before - self._index.file_nbytes
-        return GcReport(swept, dropped, rewritten, written, kept, freed)
+        after = set(self._index.segments)
+        return GcReport(
+            swept=swept,
+            dropped=tuple(sorted(before - after - self._moved)),
+            rewritten=tuple(sorted(before & self._moved)),
+            written=tuple(sorted(after - before)),
+            kept=tuple(sorted(kept)),
+            freed_nbytes=nbytes - self._index.file_nbytes,
+        )
 
     def save_recency(self) -> None:
         """Let the shelf note when segments were last asked for."""
@@ -176,21 +185,21 @@ class Keeper:
             self._index.leaving.discard(each.name)
         return tuple(each.name for each in dead)
 
-    def _rewrite(self, lease):
+    def _rewrite(self, lease) -> set[str]:
         """Gather the live chunks of sparse segments in new ones, as far as room lets.
 
-        Returns the names of segments dropped, rewritten, written and kept.
+        Returns the names of those that are kept, for a chunk that could not be read.
         """
-        dropped, kept = self._drop_dead(lease), self._faulty()
-        rewritten, written = [], []
+        self._drop_dead(lease)
+        kept = self._faulty()
         while batch := self._next_batch(kept):
             found = {each.name: self._read_live(each) for each in batch}
             kept |= {name for name, live in found.items() if live is None}
             whole = [live for live in found.values() if live is not None]
             if whole:
-                written.append(self._gather(lease, whole).name)
-                rewritten += self._drop_dead(lease)
-        return dropped, tuple(rewritten), tuple(written), tuple(sorted(kept))
+                self._gather(lease, whole)
+                self._moved.update(self._drop_dead(lease))
+        return kept
 
     def _faulty(self) -> set[str]:
         """Return the names of sparse segments with a chunk that could not be read."""

@@ -339,6 +339,18 @@ def test_gc_sweeps_leftovers_and_leaves_strangers_alone(open_wide, chat):
     assert st.gc().swept == ()
 
 
+def test_gc_names_the_segments_that_a_budget_took(open_wide, chat):
+    st = open_wide()
+    names = [st.put(*chat(4, seed)).segment for seed in range(6)]
+    st.close()
+    before = on_disk(st)
+    with open_wide(max_nbytes=34_000) as st:
+        done = st.gc()
+        assert done.dropped == tuple(names[: len(done.dropped)]) and done.dropped
+        assert done.freed_nbytes == before - on_disk(st)
+        assert st.gc().dropped == ()
+
+
 def test_a_damaged_segment_is_never_swept(open_wide, chat):
     st = open_wide()
     bad = st.put(*chat(2)).segment
