@@ -12,11 +12,11 @@ tokens of the draft, so
 
     bytes for one row of the target pool = target + draft * dcp
 
-with the target term equal at every dcp. Rules of other stacks, for those who plan one,
-are in `kvmem.budget.shared`.
+with the target term equal at every dcp. Rules of another stack, for those who plan one,
+are in `kvmem.budget.shared` and `kvmem.budget.sglang`.
 """
 
-from kvmem.budget import shared
+from kvmem.budget import sglang, shared
 from kvmem.budget.claims import Claim, host_term, require_room
 from kvmem.budget.limits import (
     Limit,
@@ -28,7 +28,7 @@ from kvmem.budget.limits import (
     uneven_limits,
 )
 from kvmem.budget.pages import Budget, GroupPages, Padding, PoolPages
-from kvmem.budget.shared import shared_bytes
+from kvmem.budget.shared import SubPool, shared_bytes
 from kvmem.budget.solver import MAX_PAGES, solve
 from kvmem.budget.split import split_affine, token_bound
 
@@ -40,12 +40,14 @@ __all__ = [
     "Limit",
     "Padding",
     "PoolPages",
+    "SubPool",
     "device_limit",
     "fraction_limit",
     "host_term",
     "limit",
     "rank_limit",
     "require_room",
+    "sglang",
     "shared",
     "shared_bytes",
     "solve",

@@ -39,13 +39,15 @@ def require_roles(
         )
     size = groups[rows.primary(groups)].page_size
     for draft in drafts:
-        if (draft.domain, draft.page_size) != ("draft", size):
+        if (draft.domain, draft.page_size, draft.is_state) != ("draft", size, False):
             raise errors.ConfigError(
                 errors.say(
                     f"a draft of domain {draft.domain!r} with pages of "
                     f"{draft.page_size}",
-                    f"draft pages follow the target's, of {size} tokens",
-                    "Build the draft group with domain 'draft' and the same page_size",
+                    f"draft pages follow the target's, of {size} tokens, and a state "
+                    "follows none",
+                    "Build the draft group with domain 'draft' and the same page_size, "
+                    "and put a draft's states among the groups",
                 )
             )
 
