@@ -41,6 +41,10 @@ REFUSALS = {
         lambda: canonical.plan(group(heads=2), Topology(3)),
         "2 KV heads of layer 'layers.0' on TP 3",
     ),
+    "token shards that leave TP and heads divisible neither way": (
+        lambda: canonical.plan(group(heads=2), Topology.nested(6, 2)),
+        "2 KV heads of layer 'layers.0' on TP 3",
+    ),
     "a local head count that is neither": (
         lambda: declared((4, 9, 2, 4, 2, 64), Topology(4), heads=2),
         "2 local heads, and 2 heads on TP 4 are 1 a rank",
@@ -48,6 +52,10 @@ REFUSALS = {
     "an interleave of no token": (
         lambda: Topology(1, 2, 0),
         "topology.interleave = 0",
+    ),
+    "a negative interleave": (
+        lambda: Topology(1, 2, -1),
+        "topology.interleave = -1",
     ),
     "an interleave larger than the page": (
         lambda: canonical.plan(group(), Topology(1, 2, 8)),

@@ -1,11 +1,13 @@
 """Holders of one head are compared, and who differs is named."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 
-from kvmem import errors, transfer
-from kvmem.geometry import Topology
+from kvmem import canonical, errors, transfer
+from kvmem.geometry import Topology, group_layers, kinds
 
 
 @pytest.mark.parametrize("topology", [Topology(9), Topology(6, 2)], ids=str)
@@ -60,3 +62,26 @@ def test_a_byte_that_differs_is_found_on_any_rank_and_in_any_row(
                     implementation=implementation,
                     verify_replicas=True,
                 )
+
+
+def test_token_shards_that_hold_one_state_are_named_with_each_other(implementation):
+    (group,) = group_layers(
+        [kinds.mamba2("a", 0, heads=2, head_dim=4, groups=2, state=4, conv_kernel=2)],
+        page_size=4,
+    )
+    plan = canonical.plan(group, Topology(2, 2))
+    pages = np.zeros((4, 3, plan.page_nbytes), np.uint8)
+    entry = plan.envelope(3).entries[0]
+    pages[3, 1, entry.offset] = 9
+    with pytest.raises(errors.CorruptPage) as refusal:
+        transfer.export_records(
+            jax.device_put(pages),
+            [0, 1],
+            plan,
+            2,
+            implementation=implementation,
+            verify_replicas=True,
+        )
+    ranks = re.search(r"rank (\d) differs from ranks \[(\d)\]", str(refusal.value))
+    assert {int(rank) for rank in ranks.groups()} == {2, 3}
+    assert "token 1" in str(refusal.value)
