@@ -76,7 +76,7 @@ def _limits(out: console.Console, solved: Budget) -> None:
 def _groups(out: console.Console, solved: Budget) -> None:
     groups = console.table(
         "pages",
-        *("group", "lifecycle", "> layers", "> page size", "> page bytes"),
+        *("group", "> layers", "> page size", "> page bytes"),
         *("> pages", "> tokens"),
     )
     for each in solved.groups:
@@ -84,14 +84,13 @@ def _groups(out: console.Console, solved: Budget) -> None:
         name = each.name if each.domain == "target" else f"{each.domain} {each.name}"
         groups.add_row(
             name,
-            each.lifecycle,
             *map(console.count, numbers),
             console.count(each.tokens or None),
         )
     if solved.draft_pages:
         (group, *_) = solved.groups
         numbers = (group.page_size, solved.draft_page_nbytes, solved.draft_pages)
-        groups.add_row("draft", "full", "-", *map(console.count, numbers), "")
+        groups.add_row("draft", "-", *map(console.count, numbers), "")
     out.print(groups)
 
 

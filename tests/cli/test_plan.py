@@ -191,3 +191,135 @@ def test_a_host_tier_is_shown_as_a_total_and_a_rank(llama_config, plan, capsys):
     ) in capsys.readouterr().out
     assert cli.main(["plan", *argv, "--machine-memory", "51GiB"]) == 2
     assert "more than the 54,760,833,024 B of this machine" in capsys.readouterr().err
+
+
+@pytest.fixture
+def preset(repo_root):
+    """Return the path of a preset that is there to be planned."""
+    return lambda name: str(repo_root / "configs" / "models" / f"{name}.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "groups"),
+    [
+        ("llama3_8b", "unified", ["full"]),
+        ("deepseek_v3", "unified", ["full"]),
+        ("deepseek_v32", "split", ["full", "indexer"]),
+        ("gemma3_27b", "split", ["full", "window1024"]),
+        ("gpt_oss_120b", "unified", ["full", "window128"]),
+        ("qwen3_next", "unified", ["full", "state"]),
+        ("kimi_linear", "unified", ["full", "state"]),
+    ],
+)
+def test_published_models_are_planned_though_no_engine_runs_them(
+    preset, plan, capsys, name, kind, groups
+):
+    found = plan(preset(name), "--tp", "2", "--dcp", "2")
+    assert (found["kind"], [g["name"] for g in found["groups"]]) == (kind, groups)
+    assert found["topology"] == {"tp": 2, "dcp": 2, "interleave": 1, "ranks": 4}
+    assert found["nested_topology"] == {"tp": 4, "dcp": 2}
+    assert found["used_nbytes"] + found["left_nbytes"] == found["pool_nbytes"]
+    pools = sum(pool["pages"] * pool["page_nbytes"] for pool in found["pools"])
+    assert pools == found["used_nbytes"]
+    assert found["weight_nbytes"] is None and found["paddings"] == []
+    assert cli.main(["plan", preset(name), "--tp", "2", "--dcp", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "tp=2 dcp=2 (most sources count DCP inside TP: TP=4, DCP=2)" in said
+    assert "planned only, no engine runs it" in said
+    assert f"the largest page is {found['largest_id']:,}" in said
+    assert "…" not in said
+    for term in found["terms"]:
+        assert term["name"] in said
+
+
+def test_a_ratio_that_divides_no_bytes_is_a_number_all_the_same(preset, plan, capsys):
+    argv = (preset("gemma3_27b"), "--window-ratio", "0.8", "--page-size", "1")
+    found = plan(*argv, "--memory", "40GiB")
+    assert sum(t["bytes_per_token"] for t in found["terms"]) == 422_707.2
+    assert [g["tokens"] for g in found["groups"]] == [101_606, 81_284]
+    assert cli.main(["plan", *argv]) == 0
+    assert "422,707.20" in capsys.readouterr().out
+
+
+def test_fixed_costs_grow_with_what_runs_at_once(preset, plan):
+    few = plan(preset("qwen3_next"), "--max-batch", "1")
+    many = plan(preset("qwen3_next"), "--max-batch", "100")
+    assert [f["groups"][1]["pages"] for f in (few, many)] == [1, 100]
+    states = [f["terms"][1]["fixed_bytes"] for f in (few, many)]
+    assert states == [77_266_944, 7_726_694_400]
+    assert many["groups"][0]["tokens"] < few["groups"][0]["tokens"]
+
+
+def test_pages_that_mean_little_are_reported_with_sizes_that_mean_more(
+    preset, plan, capsys
+):
+    argv = (preset("deepseek_v32"), "--kind", "unified")
+    (padding,) = plan(*argv)["paddings"]
+    assert (padding["group"], padding["page_sizes"]) == ("indexer", [279, 318])
+    assert cli.main(["plan", *argv]) == 0
+    assert (
+        "padding: 2,045,696 of 2,561,024 B of a page of indexer (79.9%) mean nothing; "
+        "at most an eighth would with pages of its own, of 279 to 318 tokens, or a "
+        'pool of its own (pool.kind = "split")'
+    ) in capsys.readouterr().out
+
+
+def test_sizes_of_other_pages_are_named_for_a_state(preset, capsys):
+    argv = ["plan", preset("qwen3_next"), "--page-size", "4"]
+    assert cli.main(argv) == 0
+    said = capsys.readouterr().out
+    assert "of a page of state (" in said
+    assert "tokens in the other groups, or a pool of its own" in said
+
+
+@pytest.mark.case("CFG-05")
+def test_the_limiting_rank_is_named_with_its_bytes(llama_config, plan, capsys):
+    given = "pool.memory_by_rank=['24GiB','3GiB']"
+    argv = (llama_config(), "--tp", "2", "--set", given)
+    found = plan(*argv)
+    assert (found["limiting_rank"], found["pool_nbytes"]) == (1, 3 << 30)
+    assert [limit["rank"] for limit in found["limits"]] == [0, 1]
+    assert cli.main(["plan", *argv]) == 0
+    said = capsys.readouterr().out
+    assert "limiting rank: 1, with 3,221,225,472 B of memory_by_rank" in said
+    assert said.count("binds") == 1
+    assert cli.main(["plan", *argv, "--dcp", "2"]) == 2
+    assert "2 figures for 4 ranks" in capsys.readouterr().err
+
+
+def test_the_page_from_which_flat_addresses_wrap_is_said(preset, plan, capsys):
+    argv = (preset("llama3_8b"), "--memory", "50GiB")
+    assert plan(*argv)["largest_id"] == 25_599
+    assert cli.main(["plan", *argv]) == 0
+    said = capsys.readouterr().out
+    assert "would wrap from page 1,024 of 2,097,152 B on" in said
+    assert cli.main(["plan", *argv, "--page-size", "65536"]) == 2
+    assert "an int32 offset wraps at 2,147,483,648" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_cannot_run_says_why_beside_its_plan(llama_config, plan):
+    source = llama_config(sliding_window=512, model_type="mistral")
+    found = plan(source, "--memory", "1GiB")
+    assert [g["lifecycle"] for g in found["groups"]] == ["window(512)"]
+    assert "sliding_window is 512" in found["only_planned"]
+    runs = plan(llama_config("other"), "--memory", "1GiB")
+    assert (runs["only_planned"], runs["weight_nbytes"] > 0) == ("", True)
+
+
+def test_a_draft_of_facts_alone_is_planned(preset, plan):
+    argv = (preset("llama3_8b"), "--dcp", "2", "--set", "draft.facts.model_type=llama")
+    layers = [f"draft.facts.num_hidden_layers={n}" for n in (1,)]
+    more = ["draft.facts.num_attention_heads=8", "draft.facts.head_dim=128"]
+    given = [part for text in (*layers, *more) for part in ("--set", text)]
+    found = plan(*argv, *given)
+    assert found["terms"][1]["bytes_per_token"] == 2 * 4_096
+    assert found["draft_pages"] == 2 * found["groups"][0]["pages"]
+
+
+def test_facts_are_settings_with_sources(preset, capsys):
+    argv = ["config", preset("kimi_linear"), "--json"]
+    assert cli.main([*argv, "--set", "model.facts.kv_lora_rank=256"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows["model.facts.kv_lora_rank"] == {"value": 256, "source": "--set"}
+    heads = rows["model.facts.linear_attn_config.num_heads"]
+    assert heads["value"] == 32 and heads["source"].startswith("file ")
