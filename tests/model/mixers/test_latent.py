@@ -45,6 +45,8 @@ def reference(text, window=None, selected=None):
         seen = range(0 if window is None else max(0, n - window + 1), n + 1)
         if selected is not None:
             seen = [m for m in seen if m in selected[s][n]]
+        if not seen:
+            continue
         scores, values = [], []
         for m in seen:
             row = text["latents"][s, m]
@@ -219,6 +221,30 @@ def test_selection_and_window_combine(lay, text, tab):
         rest = dict(window=3, selected=chosen)
         _, out = run(lay, pages, env, text, tab, chunks, **rest)
         np.testing.assert_allclose(out, reference(text, 3), atol=3e-6)
+
+
+def test_a_table_that_begins_late_reads_selected_positions_of_its_own(lay):
+    env = lay.page_of(layers(window=8))
+    text, pages = make_text(length=14), lay.poisoned(8, env.nbytes)
+    full = lay.table([[5, 2, 1, 3], [0, 7, 4, 6]])
+    pages, _ = run(lay, pages, env, text, full, (12,), window=8)
+    late = lay.table([[2, 1, 3], [7, 4, 6]], first=[1, 1])
+    part = text | {n: text[n][:, 12:] for n in TOKENS}
+    chosen = np.tile(lay.ints(0, 6, 9), (2, 2, 1))  # 0 is in no page of the table
+    args = (late, lay.ints(12, 12), lay.ints(2, 2), 8)
+    _, out = step(pages, env, "l1", part, chosen, *args)
+    expected = reference(text, 8, selected=[[{0, 6, 9}] * 14] * 2)
+    np.testing.assert_allclose(out, expected[:, 12:], atol=3e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_query_that_selects_nothing_gives_zeros(steps, lay, env, text, tab):
+    pages, _ = run(lay, lay.poisoned(8, env.nbytes), env, text, tab, (4,))
+    part = text | {n: text[n][:, 4 : 4 + steps] for n in TOKENS}
+    chosen = np.full((2, steps, 3), indexer.ABSENT, np.int32)
+    args = (tab, lay.ints(4, 4), lay.ints(steps, steps))
+    _, out = step(pages, env, "l1", part, chosen, *args)
+    np.testing.assert_array_equal(out, np.zeros_like(out))
 
 
 def test_one_query_reads_no_row_that_was_not_selected(lay, env, text, tab):
