@@ -29,6 +29,12 @@ def test_one_sequence_of_2049_tokens_gives_the_ratio_of_last_resort(
     assert tuple(round(100 * share, 1) for share in found) == percent
 
 
+def test_a_state_weighs_all_the_pages_it_lies_in(members):
+    mixed = members(unified=True, states=6, kv_heads=1, head_dim=16, page_size=32)
+    assert mixed[2].extents == 2
+    assert demand.shares(mixed) == (65 / 72, 5 / 72, 2 / 72)
+
+
 def test_the_first_source_of_a_ratio_that_exists_decides(members):
     made = members()
     long = Batch((Row(32_767, 32_768),))

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmem import errors, manage
+from kvmem.budget import PoolPages
 from kvmem.geometry import Lifecycle
 from kvmem.manage import Manager, Room
 
@@ -171,6 +172,12 @@ def test_states_of_a_unified_pool_take_several_of_its_pages(members):
     assert (full.extents, window.extents, state.extents) == (1, 1, 3)
     manager = manage.grouped(mixed, 100 * 12_288)
     assert [quota.pages for quota in manager.quotas] == [100, 100, 33]
+    assert manager.pools == (
+        PoolPages(12_288, 100, (0, 1, 2), (100, 100, 33), (1, 1, 3)),
+    )
+    halves = manage.static_split(mixed, 100 * 12_288, shares=(5, 2, 3))
+    assert halves.pools[0].num_vpages == (50, 20, 10)
+    assert halves.pools[0].pages == 50 + 20 + 10 * 3
     taken = manage.admit(manager, manage.unused(manager), (2, 1, 4))
     assert isinstance(taken, manage.Admission) and taken.room.free == (100 - 15,)
     kept = manage.grouped(mixed, 62 * 12_288, floors=(1, 1, 20))
@@ -226,6 +233,7 @@ def test_a_state_is_one_page_whatever_the_length(members):
     [
         (dict(floor=70), "floors of 71 in 64 pages"),
         (dict(pages=65), "65 vpages of 1 in pool 0"),
+        (dict(extents=2), "64 vpages of 2 in pool 0 of 64"),
         (dict(pages=2, floor=3), "a floor of 3 above its 2"),
         (dict(floor=-1), "a floor of -1"),
     ],
