@@ -82,7 +82,7 @@ class Config:
 
     def groups(self) -> tuple[LifecycleGroup, ...]:
         """Return the lifecycle groups of the model."""
-        layers = self.spec.layer_specs(self.model.cache_dtype())
+        layers = self.model.layer_specs(self.spec)
         return geometry.group_layers(
             layers, self.pool.page_size, max_length=self.serve.max_length
         )
@@ -91,7 +91,7 @@ class Config:
         """Return the lifecycle groups of the draft, () without one."""
         if self.draft is None:
             return ()
-        layers = self.draft.spec().layer_specs(self.draft.cache_dtype())
+        layers = self.draft.layer_specs()
         return geometry.group_layers(layers, self.pool.page_size, domain="draft")
 
     def budget(self) -> Budget:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvmem import errors, settings
+from kvmem.geometry import LayerSpec, kinds
 from kvmem.model import cache_facts, presets
 from kvmem.model.cache_facts import CacheSpec
 from kvmem.model.hybrid import random_model
@@ -23,7 +24,9 @@ from kvmem.settings import Table
 __all__ = ["DType", "ModelConfig", "WeightDType"]
 
 WeightDType = Literal["float32", "float16", "bfloat16"]
-DType = Literal["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+DType = Literal[
+    "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "mxfp8"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +82,19 @@ class ModelConfig:
             if path is None:
                 raise
             return cache_facts.read(path, refusal=str(cannot_run).rstrip("."))
+
+    def layer_specs(
+        self, spec: ModelSpec | HybridSpec | CacheSpec | None = None
+    ) -> tuple[LayerSpec, ...]:
+        """Return what each layer keeps of a token in this cache's dtype.
+
+        Args:
+            spec: the model's, where it has been read before.
+        """
+        spec = self.spec() if spec is None else spec
+        if self.cache_dtype() != "mxfp8":
+            return spec.layer_specs(self.cache_dtype())
+        return tuple(map(kinds.mxfp8, spec.layer_specs(kinds.FP8)))
 
     def load(self) -> LoadedModel:
         """Load the weights of a source, or draw those of facts and a seed."""

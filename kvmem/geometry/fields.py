@@ -29,10 +29,13 @@ DTYPES = {
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
 }
+_SCALE_DTYPES = {"float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu)}
 
 
 def np_dtype(name: str) -> np.dtype:
     """Return the numpy dtype of a cache dtype's name, or refuse it in words."""
+    if name in _SCALE_DTYPES:  # a power of two and no number of its own
+        return _SCALE_DTYPES[name]
     if name not in DTYPES:
         raise errors.ConfigError(
             errors.say(
@@ -134,7 +137,8 @@ class LayerSpec:
         rope: how keys were rotated before they were stored; None: not rotated.
         window, sinks: sliding window and kept first tokens; None: full attention.
         scale: softmax scale when it is not head_dim ** -0.5.
-        parts: the fields of a kind other than "gqa"; see `kvmem.geometry.kinds`.
+        parts: the fields, where they are not a key and a value of one dtype; see
+            `kvmem.geometry.kinds`.
         shares: name of the layer whose cache this one reads; it keeps none itself.
         stored_head_dim: elements that a row takes in a page, if more than head_dim.
 
@@ -160,7 +164,7 @@ class LayerSpec:
     def __post_init__(self):
         facts.require_hashable(self)
         np_dtype(self.dtype)
-        if self.kind not in KINDS or (self.kind == "gqa") == bool(self.parts):
+        if self.kind not in KINDS or (self.kind != "gqa" and not self.parts):
             raise errors.ConfigError(
                 errors.say(
                     f"layer {self.name!r} of kind {self.kind!r} with "

@@ -5,6 +5,7 @@ format id follow from the same declaration:
 
 - `latent`: multi-head latent attention: one row a token on every rank, its rotated part
   at the tail (DeepSeek-V2 and later);
+- `mxfp8`: keys and values a head in fp8 with block scales;
 - `indexer`: the keys by which sparse attention selects tokens, with a scale a block;
 - `gated_delta`, `mamba2`, `kda`: recurrent layers: the last inputs of a short
   convolution and a matrix a head, one record a sequence.
@@ -13,13 +14,17 @@ format id follow from the same declaration:
     # one field of 1,152 bytes a token
 """
 
+import dataclasses
+
 from kvmem import errors
 from kvmem.geometry.fields import LayerSpec, Part
 from kvmem.geometry.rope import Rope
 
-__all__ = ["gated_delta", "indexer", "kda", "latent", "mamba2"]
+__all__ = ["gated_delta", "indexer", "kda", "latent", "mamba2", "mxfp8"]
 
 FP8 = "float8_e4m3fn"
+E8M0 = "float8_e8m0fnu"
+_MX_BLOCK = 32  # elements that share one power of two
 _SCALE_BLOCK = 128  # elements of an fp8 row that share one float32 scale
 
 
@@ -103,6 +108,32 @@ def indexer(
         scale=scale,
         parts=parts,
     )
+
+
+def mxfp8(layer: LayerSpec) -> LayerSpec:
+    """Return a layer of keys and values in fp8, a power of two a block of 32 elements.
+
+    The OCP Microscaling format: a head's row, and one byte of scale a block beside it.
+
+    Raises:
+        ConfigError: a layer of another kind, or rows that are no whole blocks.
+    """
+    widths = (layer.head_dim, layer.value_dim)
+    if layer.kind != "gqa" or any(width % _MX_BLOCK for width in widths):
+        raise errors.ConfigError(
+            errors.say(
+                f"layer {layer.name!r} of kind {layer.kind!r} in mxfp8, rows of "
+                f"{' and '.join(map(str, widths))} elements",
+                f"one scale serves {_MX_BLOCK} elements of a key or value",
+                "Use another kv_dtype",
+            )
+        )
+    parts = []
+    for name, width in zip(("k", "v"), widths, strict=True):
+        parts.append(Part(name, layer.kv_heads, width, FP8))
+        scales = (f"{name}_scale", layer.kv_heads, width // _MX_BLOCK, E8M0)
+        parts.append(Part(*scales, is_scale=True))
+    return dataclasses.replace(layer, dtype=FP8, parts=tuple(parts))
 
 
 def gated_delta(

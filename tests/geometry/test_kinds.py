@@ -3,7 +3,7 @@
 import pytest
 
 from kvmem import errors
-from kvmem.geometry import Topology, envelope, group_layers, kinds
+from kvmem.geometry import LayerSpec, Topology, envelope, group_layers, kinds
 
 
 def nbytes(layer):
@@ -56,3 +56,18 @@ def test_kimi_and_mamba_states_have_the_sizes_of_their_configs():
         "m", 0, heads=8, head_dim=64, groups=2, state=128, conv_kernel=4
     )
     assert nbytes(mamba) == (8 * 64 + 2 * 2 * 128) * 3 * 2 + 8 * 64 * 128 * 4
+
+
+def test_keys_and_values_in_mxfp8_have_a_power_of_two_a_block():
+    plain = LayerSpec("l", 0, kv_heads=8, head_dim=128, v_head_dim=64, dtype="bfloat16")
+    fields = kinds.mxfp8(plain).fields
+    assert [(f.name, f.heads, f.head_nbytes, f.is_scale) for f in fields] == [
+        ("k", 8, 128, False),
+        ("k_scale", 8, 4, True),
+        ("v", 8, 64, False),
+        ("v_scale", 8, 2, True),
+    ]
+    with pytest.raises(errors.ConfigError, match="one scale serves 32 elements"):
+        kinds.mxfp8(LayerSpec("l", 0, head_dim=48))
+    with pytest.raises(errors.ConfigError, match="kind 'mla' in mxfp8"):
+        kinds.mxfp8(kinds.latent("l", 0, rank=32, rope_dim=32, scale=0.1))

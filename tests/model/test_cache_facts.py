@@ -4,6 +4,7 @@ Figures are bytes of one row on one rank; "TP t with DCP d inside" is
 `Topology.nested(t, d)`. Padding is a claim apart and none of them.
 """
 
+import dataclasses
 import json
 from fractions import Fraction
 
@@ -71,6 +72,16 @@ def per_row(solved):
 def test_llama_3_divides_its_heads(load, tp, dcp, nbytes):
     solved = solve(groups_of(load("llama3_8b")), Topology.nested(tp, dcp))
     assert per_row(solved) == nbytes
+
+
+def test_llama_3_in_mxfp8_keeps_a_scale_a_block(load):
+    model = dataclasses.replace(load("llama3_8b").model, kv_dtype="mxfp8")
+    groups = group_layers(model.layer_specs(), 64)
+    assert per_row(solve(groups)) == 67_584
+    assert per_row(solve(groups, Topology(8))) == 67_584 // 8
+    latents = dataclasses.replace(load("deepseek_v3").model, kv_dtype="mxfp8")
+    with pytest.raises(errors.ConfigError, match="kind 'mla' in mxfp8"):
+        latents.layer_specs()
 
 
 @pytest.mark.parametrize(
