@@ -24,7 +24,7 @@ _Shared = dict[tuple[int, ...], dict[int, list[list[CopyRun]]]]
 
 
 class Turn(NamedTuple):
-    """Page number `page` of a batch of `pages`, counted by table position."""
+    """Page number `page` of a batch of `pages`, counted from the batch's first."""
 
     page: int = 0
     pages: int = 1

@@ -40,6 +40,9 @@ def export_records(
 ) -> np.ndarray:
     """Return the records of tokens [first_token, first_token + num_tokens).
 
+    Every byte is read from one of its holders; over whole pages, however many and
+    whatever their ids, holders of a head give equally much to within one field.
+
     Args:
         pages: u8[R, P, E], on one device or split over its ranks; a tuple where the
             plan's order has several arrays.
