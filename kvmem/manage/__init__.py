@@ -20,6 +20,7 @@ from kvmem.manage.admission import (
     unused,
 )
 from kvmem.manage.demand import Batch, Row, rows_floor
+from kvmem.manage.divide import divide
 from kvmem.manage.grouped import grouped
 from kvmem.manage.manager import Manager, Quota, key_of, need, peak
 from kvmem.manage.owners import Claims, reserve
@@ -56,6 +57,7 @@ __all__ = [
     "Shortage",
     "admit",
     "demand",
+    "divide",
     "evictions",
     "give_back",
     "grouped",

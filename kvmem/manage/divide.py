@@ -1,0 +1,89 @@
+"""Dividing: a solved budget whose groups have the quotas of a manager.
+
+A budget sizes pools by what lifecycles need, and lets every group have every page of
+its pool: that is the grouped manager. Under a static split a group has as many virtual
+ids as its quota has pages, so that an engine built from the divided budget keeps the
+quotas by itself: ids that do not exist cannot be handed out.
+
+    members = members_of(groups, topology, order, solved.kind)
+    divide(solved, members, "static_split").pools[0].num_vpages     # (27306, 27306)
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from kvmem import errors
+from kvmem.budget import Budget, GroupPages
+from kvmem.budget.members import Member
+from kvmem.manage.grouped import NAME as GROUPED
+from kvmem.manage.manager import Manager
+from kvmem.manage.static_split import NAME as STATIC_SPLIT
+from kvmem.manage.static_split import static_split
+
+__all__ = ["divide"]
+
+
+def divide(
+    solved: Budget,
+    members: Sequence[Member],
+    name: str,
+    shares: Sequence[float] | None = None,
+) -> Budget:
+    """Return the budget with its pools divided by a manager.
+
+    Args:
+        solved: as `budget.solve` gives it.
+        members: its groups in its pools.
+        name: of the manager; "grouped" changes nothing.
+        shares: fractions of a static split, equal ones if None.
+
+    Raises:
+        OutOfPages: a fraction holds no page of its group.
+        ConfigError: an unknown manager, shares for one that needs none, or members of
+            another budget.
+    """
+    _require_match(solved, members, name, shares)
+    if name == GROUPED:
+        return solved
+    nbytes = sum(pool.nbytes for pool in solved.pools)
+    manager = static_split(members, nbytes, shares=shares)
+    return dataclasses.replace(
+        solved, pools=manager.pools, groups=_counted(solved, manager)
+    )
+
+
+def _counted(solved: Budget, manager: Manager) -> tuple[GroupPages, ...]:
+    """Return what the plan counts with, now that a quota is a wall."""
+    found = []
+    for group, quota in zip(solved.groups, manager.quotas, strict=True):
+        per_page = group.tokens // group.pages
+        pages = quota.pages
+        found.append(dataclasses.replace(group, pages=pages, tokens=pages * per_page))
+    return tuple(found)
+
+
+def _require_match(
+    solved: Budget,
+    members: Sequence[Member],
+    name: str,
+    shares: Sequence[float] | None,
+) -> None:
+    mine = [(m.group.domain, m.group.name, m.page_nbytes, m.pool) for m in members]
+    theirs = [(g.domain, g.name, g.page_nbytes, g.pool) for g in solved.groups]
+    if name not in (GROUPED, STATIC_SPLIT) or mine != theirs:
+        raise errors.ConfigError(
+            errors.say(
+                f"manager {name!r} for groups {mine} of a budget for {theirs}",
+                "a manager divides the pools of the groups that the budget was solved "
+                "for",
+                f"Use {GROUPED!r} or {STATIC_SPLIT!r}, and the members of the budget",
+            )
+        )
+    if name == GROUPED and shares is not None:
+        raise errors.ConfigError(
+            errors.say(
+                f"shares {tuple(shares)} for {GROUPED!r}",
+                "groups that share one free list have no fixed shares",
+                f"Leave them out, or use {STATIC_SPLIT!r}",
+            )
+        )
