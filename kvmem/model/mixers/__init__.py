@@ -28,9 +28,10 @@ Gated delta net (Qwen3-Next):
     pages, out = gated_delta.mix(pages, envelope, layer, inputs, *new)
     out = gated_delta.dense(inputs, conv_dtype)  # f32[S, Q, W, V]
 
-`table` is the `kvmem.pool.table.GroupTable` of the layer's own group and `envelope`
-that group's, cut to the pool's pages. A dense reference of rows that the pages round
-uses `scaled.rounded(rows, dtype, num_scales)`.
+A layer writes all its rows before it reads any: a read that stands between two writes
+makes the compiler copy the pool. `table` is the `kvmem.pool.table.GroupTable` of the
+layer's own group and `envelope` that group's, cut to the pool's pages. A dense
+reference of rows that the pages round uses `scaled.rounded(rows, dtype, num_scales)`.
 """
 
 from kvmem.model.mixers import gated_delta, indexer, latent, scaled

@@ -187,7 +187,7 @@ def test_index_heads_split_over_ranks_sum_to_the_scores_of_all(lay, env, tab):
         return jax.lax.psum(own, "tp")
 
     parts = [np.stack(np.split(rows, HEADS, 2)) for rows in (q, weights)]
-    summed = jax.vmap(rank, axis_name="tp")(*parts)
+    summed = jax.jit(jax.vmap(rank, axis_name="tp"))(*parts)
     np.testing.assert_allclose(summed[0], whole, rtol=1e-5, atol=1e-5)
 
 

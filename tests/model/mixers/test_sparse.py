@@ -64,6 +64,7 @@ def layer(pages, envs, text, k, tabs, starts, num_new):
     return pages, latent.attend_written(pages, envs[0], "m0", *args, selected=chosen)
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def dense(text, k):
     """The layer without a cache, of rows rounded as the pages round them."""
     keys = scaled.rounded(text["keys"], "float8_e4m3fn", 1)
