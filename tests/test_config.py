@@ -222,7 +222,7 @@ def test_an_engine_is_given_everything_that_the_config_says(
     given = {}
 
     def engine(*args, **named):
-        names = ("model", "group", "budget", "topology")
+        names = ("model", "groups", "budget", "topology")
         given.update(zip(names, args, strict=True), **named)
         return Made()
 
@@ -240,7 +240,7 @@ def test_an_engine_is_given_everything_that_the_config_says(
     assert kept.facts.record_nbytes == 131_072
     assert isinstance(given.pop("model"), Model)
     assert given == {
-        "group": made.groups()[0],
+        "groups": made.groups(),
         "budget": made.budget(),
         "topology": Topology(tp=2),
         "order": "token_major",
