@@ -2,7 +2,11 @@
 
 The law: `Pool` is bytes and books in one pytree; the verbs take it first and give it
 back; `handout` is the only door off the free stack, and zeroes what passes through;
-`Ledger` says the same on the host without waiting; `check` names every law broken.
+`compact` moves bytes and no virtual id; `Ledger` says the same on the host without
+waiting; `check` names every law broken.
+
+Lifecycle groups share the pages of one pool. One of their virtual pages lies in K
+physical ones, wherever these are: K is 1, or more for a state larger than a page.
 
     pool = init(num_pages=1024, page_nbytes=4096)
     ledger = Ledger(num_pages=1024)
@@ -11,7 +15,7 @@ back; `handout` is the only door off the free stack, and zeroes what passes thro
 """
 
 from kvmem.pool import moves, table, tokens
-from kvmem.pool.compact import compact
+from kvmem.pool.compaction import compact
 from kvmem.pool.ids import as_host_ids, as_ids
 from kvmem.pool.laws import check, checked
 from kvmem.pool.ledger import Ledger

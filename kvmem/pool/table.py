@@ -70,7 +70,7 @@ class GroupTable:
         # Compared before anything is added: int32's largest position must not wrap.
         behind = ordinals - self.first[:, None]
         is_kept = (behind >= 0) & (behind < num_columns - sink_pages)
-        inside = is_sink | ((ordinals >= sink_pages) & is_kept)
+        inside = is_sink | is_kept
         columns = jnp.where(is_sink, ordinals, sink_pages + behind)
         safe = jnp.where(inside, columns, 0)
         pages = jnp.take_along_axis(self.pages, safe, axis=1)

@@ -1,16 +1,12 @@
 """What a verb costs: in place, one trace, and no more in a larger pool."""
 
-import importlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kvmem import pool as kvpool
-from kvmem.pool import verbs
-
-compact = importlib.import_module("kvmem.pool.compact")
+from kvmem.pool import compaction, verbs
 
 PAGE_NBYTES = 4096
 GROUPS = {"num_vpages": (96, 37), "extents": (1, 5)}
@@ -64,7 +60,7 @@ def test_compaction_alone_costs_more_in_a_larger_pool():
     costs = set()
     for num_pages in (64, 4096):
         pool = jax.eval_shape(lambda n=num_pages: kvpool.init(n, 64))
-        program = compact._compact.lower(pool).compile()
+        program = compaction._compact.lower(pool).compile()
         costs.add(program.memory_analysis().temp_size_in_bytes)
     assert len(costs) == 2
 
@@ -120,7 +116,7 @@ def test_pins_and_compaction_compile_once_inside_and_outside_a_mesh(axis, shardi
         pool, _ = kvpool.unpin(pool, 1, vpages)
         return kvpool.release(pool, 1, vpages)[0]
 
-    programs = (verbs._pin, verbs._unpin, verbs._translate_parts, compact._compact)
+    programs = (verbs._pin, verbs._unpin, verbs._translate_parts, compaction._compact)
     pool = step(step(pool))
     warm = [program._cache_size() for program in programs]
     with jax.set_mesh(sharding.mesh):

@@ -1,7 +1,6 @@
 """Pools of 8 GiB a rank, from shapes alone: nothing is addressed by a flat byte."""
 
 import dataclasses
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +9,7 @@ import pytest
 
 from kvmem import pool as kvpool
 from kvmem.geometry import Entry, Field, Plane
-from kvmem.pool import moves, tokens, verbs
-
-compact = importlib.import_module("kvmem.pool.compact")
+from kvmem.pool import compaction, moves, tokens, verbs
 
 P, E = 1 << 20, 1 << 13  # 2**33 bytes
 N = 4
@@ -46,7 +43,7 @@ PROGRAMS = {
     "zero": (moves.zero, (PAGES, IDS, COUNT, COUNT)),
     "move": (moves.move, (PAGES, IDS, IDS, COUNT)),
     "copy": (moves.copy, (PAGES, IDS, IDS)),
-    "compact": (compact._compact, (wide_pool(),)),
+    "compact": (compaction._compact, (wide_pool(),)),
     "handout": (lambda *a: verbs._handout(*a[:1], 1, a[1], 2), (wide_pool(), IDS)),
     "fork": (lambda *a: verbs._fork(a[0], 1, *a[1:]), (wide_pool(), IDS, COUNT)),
     "write": (

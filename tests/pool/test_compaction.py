@@ -1,7 +1,6 @@
 """Compaction: the lowest pages hold what is in use, pinned ones stay, bytes follow."""
 
 import dataclasses
-import importlib
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +9,7 @@ import pytest
 
 from kvmem import errors
 from kvmem import pool as kvpool
-from kvmem.pool import tokens
-
-module = importlib.import_module("kvmem.pool.compact")
+from kvmem.pool import compaction, tokens
 
 
 def filled(pool, shake):
@@ -116,7 +113,7 @@ def test_every_compaction_is_one_trace(traced):
 def test_pages_are_moved_in_place_one_at_a_time(ranks, copies_of):
     num_pages, page_nbytes = 64, 8192
     pool = kvpool.init(num_pages, page_nbytes, ranks, num_vpages=(64, 9))
-    program = module._compact.lower(pool).compile()
+    program = compaction._compact.lower(pool).compile()
     memory = program.memory_analysis()
     assert memory.alias_size_in_bytes >= pool.pages.nbytes
     books = sum(leaf.nbytes for leaf in jax.tree.leaves(pool)) - pool.pages.nbytes
