@@ -154,6 +154,20 @@ def test_a_position_behind_a_short_table_is_written_to_its_own_page(rows):
     np.testing.assert_allclose(out[0], dense(q[0], k[0], v[0], 8)[12:], atol=2e-6)
 
 
+@pytest.mark.case("SWA-06")
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_a_window_rolled_back_within_its_pages_is_exact(page_size, rows):
+    before, after = rows(6), rows(9, seed=4)
+    whole = [np.concatenate([a[:4], b[4:]]) for a, b in zip(before, after, strict=True)]
+    text = Text(page_size, window=4)
+    text.read(*before)
+    text.length = 4  # two tokens back: the pages of positions 1 to 3 are all held
+    found = np.concatenate(
+        [text.read(*(r[4:6] for r in whole)), text.read(*(r[6:] for r in whole))]
+    )
+    np.testing.assert_allclose(found, dense(*whole, window=4)[4:], atol=2e-6)
+
+
 def test_a_table_that_still_names_stale_pages_reads_nothing_of_them(rows):
     _, env = page_of(4, window=4)
     q, k, v = (row[None] for row in rows(12))
