@@ -6,11 +6,11 @@ that there is none. So a window's page may leave a cached text while the text st
 law: a companion is in the table only while its unit is in the tree.
 
 A companion is spare once a longer text has moved past it: it serves only texts that
-part from that one here. Spares leave first, oldest first; what stands at the end of a
-text goes with the text.
+part from that one here, and may leave alone, those first that were passed longest ago.
+What stands at the end of a text goes with the text.
 
     companions.put(1, units, vpages)
-    companions.pass_by(1, units)       # a sequence has read on
+    companions.pass_by(1, units, now)  # a sequence has read on
     companions.take_out(units)         # {1: [vpage, ...]}
 """
 
@@ -34,7 +34,8 @@ class Companions:
         self._pages = {
             group: np.full(num_units, null, np.int32) for group, null in nulls.items()
         }
-        self.spares: dict[tuple[int, int], None] = {}  # (group, unit), oldest first
+        # (group, unit) and when it was passed, the oldest first
+        self.spares: dict[tuple[int, int], int] = {}
 
     def pages(self, group: int, units: Sequence[int]) -> np.ndarray:
         """Return i32[n]: a group's page of each unit, null where it has none."""
@@ -72,8 +73,8 @@ class Companions:
         for unit in units:
             self.spares.pop((group, int(unit)), None)
 
-    def pass_by(self, group: int, units: Sequence[int]) -> None:
+    def pass_by(self, group: int, units: Sequence[int], now: int) -> None:
         """Note that a text has moved past these pages: spare, the newest of them."""
         for unit in units:
             self.spares.pop((group, int(unit)), None)
-            self.spares[group, int(unit)] = None
+            self.spares[group, int(unit)] = now

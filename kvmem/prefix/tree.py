@@ -66,7 +66,7 @@ class PrefixCache:
         self.page_size = page_size
         self.num_pages = 0
         self._page_nbytes = page_size * _TOKEN_NBYTES
-        self._clock = itertools.count(1)
+        self.now = 0  # uses of the tree so far
         self._roots: dict[Hashable, Node] = {}
         self._leaves = LeafQueue(policy or policies.lru())
 
@@ -187,6 +187,17 @@ class PrefixCache:
         self.num_pages -= len(dropped)
         return tuple(dropped)
 
+    def coldest(self) -> int | None:
+        """Return when the text whose tail goes first was last used; None without any.
+
+        A question: the order of eviction stays as it is.
+        """
+        node = self._leaves.pop()
+        if node is None:
+            return None
+        self._leaves.enter(node)
+        return node.last_used
+
     def clear(self) -> tuple[int, ...]:
         """Forget everything; return the pages that the caller releases."""
         held = tuple(self.vpages())
@@ -277,7 +288,8 @@ class PrefixCache:
         Returns:
             The last edge used, the pages up to its end, and the time.
         """
-        now, node, at = next(self._clock), root, 0
+        self.now += 1
+        now, node, at = self.now, root, 0
         for node, pages in self._walk(root, key, marks):
             at += pages
             if pages < len(node.vpages):

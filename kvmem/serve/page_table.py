@@ -25,21 +25,16 @@ from kvmem import pool as pools
 from kvmem.geometry import Lifecycle
 from kvmem.geometry.lifecycle import FULL
 from kvmem.prefix import Hit, PrefixCache
+from kvmem.serve import audit
+from kvmem.serve.audit import Accounts
 from kvmem.serve.books import Books
 from kvmem.serve.holding import Holding
 from kvmem.serve.identity import PLAIN, Identity
+from kvmem.serve.needs import Needs
+from kvmem.serve.room import Room
 from kvmem.serve.shelf import Shelf
 
 __all__ = ["Accounts", "Cleared", "PageTable"]
-
-
-class Accounts(NamedTuple):
-    """Where every page is: free, cached only, in use by a sequence, and in all."""
-
-    free: int
-    evictable: int
-    in_use: int
-    total: int
 
 
 class Cleared(NamedTuple):
@@ -64,6 +59,8 @@ class PageTable:
         self.page_size = cache.page_size
         self.books = Books(ledger)
         self.shelf = Shelf(self.books, cache, lives)
+        self.room = Room(self.shelf)
+        self.needs = Needs(ledger, lives, cache.page_size)
         self._sinks = tuple(life.sink_pages(self.page_size) for life in self.lives)
         kinds = [life.kind for life in self.lives]
         self._windows = [g for g, kind in enumerate(kinds) if kind == "window"]
@@ -72,7 +69,7 @@ class PageTable:
     @property
     def num_evicted(self) -> int:
         """Physical pages that left the cache to make room."""
-        return self.shelf.num_evicted
+        return self.room.num_evicted
 
     @property
     def has_states(self) -> bool:
@@ -90,63 +87,12 @@ class PageTable:
         evictable = self.books.num_evictable
         return Accounts(free, evictable, total - free - evictable, total)
 
-    def pages_for(self, length: int) -> int:
-        """Return the pages that `length` tokens need under full attention."""
-        return -(-length // self.page_size)
-
-    def peak(self, length: int, step: int) -> tuple[int, ...]:
-        """Return the most vpages of each group on the way to `length` tokens.
-
-        Args:
-            step: tokens that one step computes at most.
-        """
-        return tuple(life.peak(length, self.page_size, step) for life in self.lives)
-
-    def never_fits(self, counts: Sequence[int]) -> bool:
-        """Say whether `counts` vpages of each group are more than there are."""
-        pairs = tuple(zip(counts, self.ledger.groups, strict=True))
-        pages = sum(count * group.extent for count, group in pairs)
-        over = any(count > group.num_vpages for count, group in pairs)
-        return over or pages > self.ledger.num_pages
-
-    def in_words(self, counts: Sequence[int]) -> str:
-        """Say what `counts` vpages of each group are in physical pages."""
-        if len(counts) == 1:
-            return f"{counts[0]} pages of {self.page_size} tokens"
-        extents = self.books.extents
-        parts = [
-            f"{count} of {life}" + f" in {extent} parts each" * (extent > 1)
-            for count, life, extent in zip(counts, self.lives, extents, strict=True)
-        ]
-        total = sum(n * extent for n, extent in zip(counts, extents, strict=True))
-        return f"{', '.join(parts)}: {total} pages"
-
     def match(self, tokens: Sequence[int], identity: Identity = PLAIN) -> Hit:
         """Find the cached pages that a text of this identity begins with.
 
         A question: it evicts nothing and leaves the order of eviction as it is.
         """
         return self.shelf.match(tokens, *self._where(identity))
-
-    def can_take(
-        self, counts: Sequence[int], keeping: Sequence[Sequence[int]] = ()
-    ) -> bool:
-        """Say whether `counts` vpages of each group may be had, by eviction if need be.
-
-        `extend` has the last word: a page behind which another is in use stays.
-
-        Args:
-            counts: how many of each group.
-            keeping: cached pages of each group that are not to be evicted for it.
-        """
-        short = self.shelf.short_of(counts)
-        if short == 0:
-            return True
-        kept = sum(
-            self.books.count_alone(group, vpages) * self.books.extents[group]
-            for group, vpages in enumerate(keeping)
-        )
-        return short <= self.books.num_evictable - kept
 
     def begin(
         self,
@@ -171,14 +117,14 @@ class PageTable:
         keeping = [list(vpages) for vpages in held.columns]
         for group, vpage in snapshots:
             keeping[group].append(vpage)
-        most = self._lacking(held, length, length, step)
-        if not self.can_take(most, keeping):
+        most = self.needs.lacking(held, length, length, step)
+        if not self.room.can_make(most, keeping):
             return None
         self.cache.touch(tokens[:past], *self._where(identity))
         for group, vpages in enumerate(held.columns):
             self.books.retain(group, tuple(vpages))
-        counts = self._lacking(held, length, min(length, past + step))
-        if not self.shelf.make_room(counts, kept=snapshots):
+        counts = self.needs.lacking(held, length, min(length, past + step))
+        if not self.room.make(counts, kept=snapshots):
             self.give_back(held)
             return None
         self._use(held, hit, snapshots)
@@ -192,8 +138,8 @@ class PageTable:
         """
         if length <= held.room:
             return True
-        counts = self._lacking(held, length, length)
-        if not self.can_take(counts) or not self.shelf.make_room(counts):
+        counts = self.needs.lacking(held, length, length)
+        if not self.room.can_make(counts) or not self.room.make(counts):
             return False
         self._hand_out(held, counts)
         return True
@@ -214,7 +160,7 @@ class PageTable:
             if self.shelf.first is not None:
                 units = np.asarray(held.columns[self.shelf.first][first:end], np.int64)
                 shared = self.shelf.companions.pages(group, units) == gone
-                self.shelf.companions.pass_by(group, units[shared].tolist())
+                self.shelf.pass_by(group, units[shared].tolist())
             self.books.release(group, tuple(gone))
 
     def publish(
@@ -256,7 +202,7 @@ class PageTable:
         companions = self.shelf.companions
         lacking = [g for g in self._states if not companions.has(g, [unit])[0]]
         counts = [int(group in lacking) for group in range(len(self.lives))]
-        if not self.can_take(counts) or not self.shelf.make_room(counts):
+        if not self.room.can_make(counts) or not self.room.make(counts):
             return False
         for group in lacking:
             (copy,) = self.books.fork(group, tuple(held.columns[group]), 0)
@@ -273,7 +219,7 @@ class PageTable:
         Returns:
             The other sample's pages, or None when there is no room for the copies.
         """
-        whole = self.pages_for(length)
+        whole = self.needs.pages_for(length)
         cut = [tuple(held.within(group, whole)) for group in range(len(self.lives))]
         partial = length % self.page_size > 0
         is_copied = [
@@ -281,7 +227,7 @@ class PageTable:
             for group, vpages in enumerate(cut)
         ]
         counts = [int(copied) for copied in is_copied]
-        if not self.can_take(counts) or not self.shelf.make_room(counts):
+        if not self.room.can_make(counts) or not self.room.make(counts):
             return None
         child = Holding(self._sinks)
         child.firsts = list(held.firsts)
@@ -347,25 +293,7 @@ class PageTable:
         Args:
             holdings: of every sequence that holds any page.
         """
-        holdings, found, counted = tuple(holdings), [], [0, 0]
-        for group, books in enumerate(self.ledger.groups):
-            held, cached = self._holders(group, holdings)
-            name = f" of group {group}" if len(self.lives) > 1 else ""
-            wrong = (books.refs != held + cached) | (cached > 1)
-            found += [
-                f"page {page}{name} has {books.refs[page]} references, {held[page]} "
-                f"tables name it and the cache {cached[page]} times"
-                for page in np.flatnonzero(wrong)[:8]
-            ]
-            counted[0] += int(((cached > 0) & (held == 0)).sum()) * books.extent
-            counted[1] += int((held > 0).sum()) * books.extent
-        free, evictable, in_use, total = self.accounts()
-        if [evictable, in_use] != counted or free + sum(counted) != total:
-            found.append(
-                f"{free} free, {counted[0]} evictable and {counted[1]} in use of "
-                f"{total} pages, where the accounts say {evictable} and {in_use}"
-            )
-        return (*found, *self._lost_companions())
+        return audit.objections(self.accounts(), self.shelf, tuple(holdings))
 
     def apply(self, pool: pools.Pool) -> pools.Pool:
         """Donates `pool`. Play on the device what the host has already decided."""
@@ -392,30 +320,6 @@ class PageTable:
                 units = [*hit.vpages[: stale.start], *hit.vpages[stale.stop : whole]]
                 held.columns[group] = companions.pages(group, units).tolist()
         return held, snapshots
-
-    def _lacking(
-        self, held: Holding, length: int, upto: int, step: int | None = None
-    ) -> tuple[int, ...]:
-        """Return the vpages of each group that a sequence lacks.
-
-        Args:
-            length: tokens that full attention has pages for.
-            upto: tokens that windows have pages for.
-            step: count what windows hold at most on their way there, in steps so long.
-        """
-        counts = []
-        for group, life in enumerate(self.lives):
-            columns = len(held.columns[group])
-            if life.kind == "state":
-                counts.append(1 - columns)
-            elif life.kind == "window":
-                count = max(0, self.pages_for(upto) - held.end(group))
-                if step is not None:
-                    count = life.peak(length, self.page_size, max(1, step)) - columns
-                counts.append(max(0, count))
-            else:
-                counts.append(max(0, self.pages_for(length) - columns))
-        return tuple(counts)
 
     def _hand_out(
         self,
@@ -460,12 +364,12 @@ class PageTable:
         if held.snapshot is None or held.snapshot[0] == unit:
             return
         before, moved = held.snapshot
-        if moved:
-            self.shelf.drop_snapshots(before)
-            return
         for group in self._states:
             if self.shelf.companions.has(group, [before])[0]:
-                self.shelf.companions.pass_by(group, [before])
+                if moved:
+                    self.shelf.drop(group, before)
+                else:
+                    self.shelf.pass_by(group, [before])
 
     def _reaches(self, held: Holding, length: int) -> bool:
         """Say whether the windows still hold what a query at `length` reads."""
@@ -477,37 +381,3 @@ class PageTable:
             )
             for group in self._windows
         )
-
-    def _holders(
-        self, group: int, holdings: Sequence[Holding]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Count the sequences and the cache's entries that name each page."""
-        refs = self.ledger.groups[group].refs
-        held, cached = np.zeros_like(refs), np.zeros_like(refs)
-        for holding in holdings:
-            np.add.at(held, np.asarray(holding.columns[group], np.int64), 1)
-        if group == self.shelf.first:
-            np.add.at(cached, np.fromiter(self.cache.vpages(), np.int64), 1)
-        elif group in self.shelf.others:
-            companions = self.shelf.companions
-            units = companions.units(group)
-            np.add.at(cached, companions.pages(group, units).astype(np.int64), 1)
-        return held, cached
-
-    def _lost_companions(self) -> list[str]:
-        """Name companions of units that are not in the tree, and spares that are not
-        companions."""
-        units = set(self.cache.vpages()) if self.shelf.others else set()
-        companions = self.shelf.companions
-        found = [
-            f"group {group} has a page of unit {unit}, which is not cached"
-            for group in self.shelf.others
-            for unit in companions.units(group).tolist()
-            if unit not in units
-        ]
-        found += [
-            f"group {group} may spare a page of unit {unit} that it has not"
-            for group, unit in companions.spares
-            if not companions.has(group, [unit])[0]
-        ]
-        return found[:8]

@@ -251,13 +251,14 @@ class Scheduler:
 
     def _require_pages(self, length: int) -> None:
         # The last token of a sequence is returned and never fed, so it needs no slot.
-        needed = self.table.peak(length - 1, self.prefill_chunk)
-        total = self.table.ledger.num_pages
-        if self.table.never_fits(needed):
+        needs = self.table.needs
+        needed = needs.peak(length - 1, self.prefill_chunk)
+        if needs.never_fits(needed):
             raise errors.OutOfPages(
                 errors.say(
                     f"a sequence of up to {length} tokens",
-                    f"it needs {self.table.in_words(needed)}, the pool has {total}",
+                    f"it needs {needs.in_words(needed)}, the pool has "
+                    f"{needs.num_pages}",
                     "Shorten it, or give the pool more memory",
                 )
             )

@@ -1,22 +1,15 @@
-"""The shelf: what the prefix cache holds of every group, and who leaves it for whom.
+"""The shelf: what the prefix cache holds of every group.
 
 A unit of the prefix tree is one page of full attention; the other groups' pages of the
-same tokens are its companions. Room is made in this order, and no further than it is
-short of:
-
-1. spare companions, oldest first: what longer texts have moved past;
-2. units nobody reads, tails first, in the order of the tree's policy, each with all of
-   its companions;
-3. companions of texts that are read, when nothing else is left.
-
-The law: whatever the cache alone holds can be had, so a sequence that fits the pool
-alone always goes on; and any group's pages pay for any other's.
+same tokens are its companions: index keys, pages of windows, snapshots of states. The
+law: the cache holds each of its pages once, and a companion only while its unit stands
+in the tree.
 
     shelf = Shelf(books, PrefixCache(16), lives)
-    shelf.make_room((3, 0, 1))       # False when even all of it is too little
+    shelf.match(tokens, namespace, marks)       # what every group can go on from
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -43,7 +36,6 @@ class Shelf:
         self.books = books
         self.cache = cache
         self.lives = tuple(lives)
-        self.num_evicted = 0  # physical pages
         full = [g for g, life in enumerate(lives) if life.kind == "full"]
         self.first = full[0] if full else None
         nulls = {
@@ -106,47 +98,22 @@ class Shelf:
         self.books.keep(group, (vpage,))
         self.companions.put(group, [unit], [vpage])
 
-    def drop_snapshots(self, unit: int) -> None:
-        """Drop a unit's snapshots, superseded before any other text read them."""
-        for group in self.others:
-            if self.lives[group].kind == "state" and self.companions.has(group, [unit]):
-                self.books.forget(group, (self.companions.drop(group, unit),))
+    def drop(self, group: int, unit: int) -> None:
+        """Drop a group's page of a unit that stays."""
+        self.books.forget(group, (self.companions.drop(group, unit),))
 
-    def short_of(self, counts: Sequence[int]) -> int:
-        """Return how many physical pages `counts` vpages of each group lack."""
-        ledger = self.books.ledger
-        needed = sum(n * g.extent for n, g in zip(counts, ledger.groups, strict=True))
-        over = max(
-            (n - g.num_vfree) * g.extent
-            for n, g in zip(counts, ledger.groups, strict=True)
-        )
-        return max(needed - ledger.num_free, over, 0)
-
-    def make_room(
-        self, counts: Sequence[int], kept: Collection[tuple[int, int]] = ()
-    ) -> bool:
-        """Evict what `counts` are short of; say whether they can be handed out now.
-
-        Args:
-            counts: vpages of each group.
-            kept: (group, vpage) of snapshots that are about to be read.
-        """
-        if self.short_of(counts):
-            self._evict_spares(counts, kept)
-        if self.short_of(counts):
-            self._evict_units(counts)
-        if self.short_of(counts):
-            self._evict_companions(counts, kept)
-        return not self.short_of(counts)
+    def pass_by(self, group: int, units: Sequence[int]) -> None:
+        """Let companions that a text has moved past be spare from now on."""
+        self.companions.pass_by(group, units, self.cache.now)
 
     def clear(self) -> tuple[int, ...]:
         """Drop every cached page; return those of the tree."""
-        held = self.cache.clear()
-        for group, vpages in self.companions.take_out(held).items():
+        units = self.cache.clear()
+        if units:
+            self.books.forget(self.first, units)
+        for group, vpages in self.companions.take_out(units).items():
             self.books.forget(group, tuple(vpages))
-        if held:
-            self.books.forget(self.first, held)
-        return held
+        return units
 
     def _why_not(self, present: Sequence[np.ndarray]) -> str:
         """Say which groups' pages a cached text lacks."""
@@ -184,70 +151,3 @@ class Shelf:
         copies = [(own, cached) for own, cached in pairs if own != cached]
         self.books.retain(group, tuple(cached for _, cached in copies))
         self.books.release(group, tuple(own for own, _ in reversed(copies)))
-
-    def _is_idle(self, unit: int) -> bool:
-        return int(self.books.ledger.groups[self.first].refs[unit]) == 1
-
-    def _evict_spares(
-        self, counts: Sequence[int], kept: Collection[tuple[int, int]]
-    ) -> None:
-        short, gone = self.short_of(counts), []
-        for group, unit in self.companions.spares:
-            if short <= 0:
-                break
-            vpage = int(self.companions.pages(group, [unit])[0])
-            if self.books.is_alone(group, vpage) and (group, vpage) not in kept:
-                gone.append((group, unit))
-                short -= self.books.extents[group]
-        self._forget_companions(gone)
-
-    def _evict_units(self, counts: Sequence[int]) -> None:
-        short, gone = self.short_of(counts), []
-        most = sum(self.books.extents)  # of a unit with all of its companions
-        while short > 0:
-            units = self.cache.evict(max(1, short // most), self._is_idle)
-            if not units:
-                break
-            gone += units
-            short -= len(units) * self.books.extents[self.first]
-            for group in self.others:
-                has = self.companions.has(group, units)
-                short -= int(has.sum()) * self.books.extents[group]
-        self._forget_units(tuple(gone))
-
-    def _evict_companions(
-        self, counts: Sequence[int], kept: Collection[tuple[int, int]]
-    ) -> None:
-        short, gone = self.short_of(counts), []
-        for group in self.others:
-            if self.lives[group].kind == "full":
-                continue  # its unit cannot do without it
-            units = self.companions.units(group)
-            vpages = self.companions.pages(group, units)
-            idle = self.books.ledger.groups[group].refs[vpages] == 1
-            idle &= ~np.isin(vpages, [vpage for of, vpage in kept if of == group])
-            needed = -(-max(0, short) // self.books.extents[group])
-            found = units[idle][:needed].tolist()
-            gone += [(group, unit) for unit in found]
-            short -= len(found) * self.books.extents[group]
-        self._forget_companions(gone)
-
-    def _forget_companions(self, gone: Sequence[tuple[int, int]]) -> None:
-        """Leave the units, and drop these pages of theirs."""
-        for group in self.others:
-            vpages = tuple(
-                self.companions.drop(group, unit) for of, unit in gone if of == group
-            )
-            if vpages:
-                self.books.forget(group, vpages)
-                self.num_evicted += len(vpages) * self.books.extents[group]
-
-    def _forget_units(self, units: tuple[int, ...]) -> None:
-        """Drop units that have left the tree, with all that goes with them."""
-        if not units:
-            return
-        self.num_evicted += len(units) * self.books.extents[self.first]
-        self.books.forget(self.first, units)
-        for group, vpages in self.companions.take_out(units).items():
-            self.num_evicted += len(vpages) * self.books.extents[group]
-            self.books.forget(group, tuple(vpages))

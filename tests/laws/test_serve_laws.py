@@ -45,7 +45,7 @@ def traffic():
             params = SamplingParams(
                 max_tokens=rng.randrange(1, 20), n=rng.choice((1, 1, 3))
             )
-            if table.pages_for(len(prompt) + params.max_tokens - 1) <= num_pages:
+            if table.needs.pages_for(len(prompt) + params.max_tokens - 1) <= num_pages:
                 whose = rng.choice(WHOSE)
                 made = Sequence(number, 0, tuple(prompt), params, Quiet(), whose)
                 scheduler.add(made)

@@ -21,7 +21,7 @@ def test_a_unit_has_a_page_of_a_group_or_none():
 
 def test_what_leaves_with_its_unit_is_named_by_group():
     table = made()
-    table.pass_by(1, [2, 0])
+    table.pass_by(1, [2, 0], 5)
     assert table.take_out([2, 4, 1]) == {1: [6, 8], 2: [0]}
     assert list(table.spares) == [(1, 0)]
     assert table.units(1).tolist() == [0] and table.units(2).tolist() == []
@@ -30,9 +30,9 @@ def test_what_leaves_with_its_unit_is_named_by_group():
 
 def test_spares_stand_in_the_order_in_which_they_were_passed():
     table = made()
-    table.pass_by(1, [1, 2])
-    table.pass_by(2, [2])
-    table.pass_by(1, [1])
+    table.pass_by(1, [1, 2], 1)
+    table.pass_by(2, [2], 1)
+    table.pass_by(1, [1], 2)
     assert list(table.spares) == [(1, 2), (2, 2), (1, 1)]
     table.use(1, [2])
     assert list(table.spares) == [(2, 2), (1, 1)]

@@ -5,13 +5,17 @@ import functools
 import hashlib
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
 
-from kvmem import budget, geometry
+from kvmem import budget, geometry, settings
 from kvmem import pool as pools
 from kvmem.geometry import Topology
+from kvmem.model.hybrid import random_model
+from kvmem.model.hybrid.decoder import HybridDecoder
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.spec import ModelSpec
 from kvmem.model.tokenizer import Tokenizer
@@ -171,5 +175,115 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
             certified=certified,
             executor=executor,
         )
+
+    return make
+
+
+_SIZES = {
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "eos_token_id": EOS,
+}
+HYBRIDS = {  # every kind of memory, in as few layers as show it
+    "window": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "sliding_window": 10,
+    },
+    "indexer": {
+        "model_type": "deepseek_v32",
+        "num_hidden_layers": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 128,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+        "index_n_heads": 2,
+        "index_head_dim": 128,
+        "index_topk": 24,
+    },
+    "state": {
+        "model_type": "qwen3_next",
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "full_attention_interval": 2,
+        "head_dim": 16,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def hybrid_model():
+    """A random decoder of one or two layers that keeps more than one group."""
+
+    @functools.cache
+    def make(kind):
+        return random_model.make(settings.Table(_SIZES | HYBRIDS[kind]), seed=5)
+
+    return make
+
+
+@pytest.fixture
+def hybrid_engine(hybrid_model, shared_steps, monkeypatch, request):
+    """An engine of a hybrid on a poisoned pool in checked mode."""
+    if not request.node.get_closest_marker("own_steps"):
+        monkeypatch.setattr(loops, "Stepper", shared_steps)
+
+    def make(kind, tp=1, pages=120, page_size=4, executor="auto", **serve):
+        model = hybrid_model(kind)
+        layers = model.spec.layer_specs("float32")
+        groups = geometry.group_layers(layers, page_size)
+        config = {"max_batch": 4, "max_length": 96, "prefill_chunk": 16}
+        config |= {"batches": (4,), "chunks": (16,), "widths": (96,), **serve}
+        topology = Topology(tp)
+        solved = budget.solve(
+            groups,
+            topology,
+            (),
+            max_pages=pages,
+            sequences=1,
+            max_length=config["max_length"],
+            step=config["prefill_chunk"],
+        )
+        return engines.Engine(
+            model,
+            groups,
+            solved,
+            topology,
+            config=ServeConfig(**config),
+            poison=True,
+            checked=True,
+            executor=executor,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def hybrid_dense(hybrid_model):
+    """Greedy tokens of a hybrid that keeps no cache."""
+
+    @functools.cache
+    def reader(kind):
+        model = hybrid_model(kind)
+        decoder = HybridDecoder.from_params(model.spec, model.params)
+        return jax.jit(lambda tokens: jnp.argmax(decoder.dense(tokens)[0], -1))
+
+    def make(kind, prompt, count):
+        tokens = list(prompt)
+        for _ in range(count):
+            padded = jnp.asarray([tokens + [0] * (96 - len(tokens))], jnp.int32)
+            tokens.append(int(reader(kind)(padded)[len(tokens) - 1]))
+        return tuple(tokens[len(prompt) :])
 
     return make

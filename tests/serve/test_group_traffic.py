@@ -66,8 +66,8 @@ class Traffic:
         prompt = rng.choice(self.stems)[: rng.randrange(4, 40)] + [rng.randrange(97)]
         count, n = rng.randrange(1, 20), rng.choice((1, 1, 3))
         params = SamplingParams(max_tokens=count, n=n)
-        peak = self.table.peak(len(prompt) + count - 1, 8)
-        if not self.table.never_fits(peak):
+        peak = self.table.needs.peak(len(prompt) + count - 1, 8)
+        if not self.table.needs.never_fits(peak):
             whose = rng.choice(WHOSE)
             made = Sequence(number, 0, tuple(prompt), params, Quiet(), whose)
             self.scheduler.add(made)

@@ -173,8 +173,8 @@ def test_pages_of_a_hit_are_not_counted_on_to_make_room_for_its_rest(page_table)
     table.publish(tokens, held)
     table.give_back(held)
     hit = table.match([*tokens[:8], 1, 2])
-    assert table.can_take((2,), keeping=[hit.vpages])
-    assert not table.can_take((3,), keeping=[hit.vpages])
+    assert table.room.can_make((2,), keeping=[hit.vpages])
+    assert not table.room.can_make((3,), keeping=[hit.vpages])
     before = table.accounts()
     assert table.match([*tokens, 1]).num_tokens == 16
     assert table.accounts() == before and table.num_evicted == 0
