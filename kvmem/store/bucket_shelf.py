@@ -87,8 +87,9 @@ class BucketShelf:
     def drop(self, segment: ObjectSegment) -> None:
         """Put a fence in a segment's place, then delete its objects."""
         self.lease.confirm()
-        object_segment.drop(segment)
+        object_segment.retire(segment)
         self._known[segment.number] = None
+        object_segment.delete(segment)
 
     def read(
         self,

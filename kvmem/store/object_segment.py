@@ -171,12 +171,13 @@ def fence(bucket: Bucket, facts: Facts, number: int) -> None:
     _commit(bucket, facts, number, _fence())
 
 
-def drop(segment: ObjectSegment) -> None:
-    """Take a segment away: a fence stands in its place first, then its objects go.
-
-    A crash in between leaves objects of no segment, which the next sweep finds.
-    """
+def retire(segment: ObjectSegment) -> None:
+    """Put a fence in a segment's place: it is there no longer, its objects are."""
     segment.bucket.put(manifest_name(segment.facts, segment.number), _fence())
+
+
+def delete(segment: ObjectSegment) -> None:
+    """Delete the objects of a retired segment; a sweep finds those that are left."""
     home = _home(segment.facts, segment.name)
     segment.bucket.delete(segment.bucket.names(home))
 

@@ -189,6 +189,22 @@ def test_a_crash_while_a_segment_goes_leaves_what_the_next_writer_sweeps(
         assert nbytes(s3) == following.stats().file_nbytes
 
 
+def test_objects_that_could_not_be_deleted_are_swept_by_the_next_gc(
+    open_wide, chat, s3, monkeypatch
+):
+    kept, said = open_wide(), chat(2)
+    kept.put(*said)
+    for key in said[0][::-1]:
+        kept._index.evict(key)
+    delete = kept._bucket.delete
+    monkeypatch.setattr(kept._bucket, "delete", lambda names: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        kept.gc()
+    monkeypatch.setattr(kept._bucket, "delete", delete)
+    assert len(kept.gc().swept) == 3 and nbytes(s3) == 0
+    assert kept.put(*said).written == 2 and held(kept, said) == 2
+
+
 def test_a_writer_that_was_taken_over_takes_nothing_away(open_wide, chat):
     stale, said = open_wide(lease_s=1e-3), chat(2)
     stale.put(*said)

@@ -1,4 +1,6 @@
+import gc
 import shutil
+import weakref
 
 import pytest
 
@@ -96,3 +98,27 @@ def test_a_segment_sealed_later_is_taken_in_by_extend(tmp_path, write, make_chun
 
 def test_a_folder_that_is_not_there_holds_nothing(tmp_path):
     assert folder_shelf.rebuild(tmp_path / "none", FACTS).places == {}
+
+
+def test_a_chunk_that_was_evicted_and_came_back_is_not_called_evicted(
+    tmp_path, write, make_chunks
+):
+    chunks = make_chunks(2)
+    write("00000001-aaaaaaaa", chunks)
+    held = folder_shelf.rebuild(tmp_path, FACTS)
+    for key in chunks.keys[::-1]:
+        held.evict(key)
+    assert held.why_not(chunks.keys[0]) == "evicted"
+    held.add(write("00000002-aaaaaaaa", chunks))
+    assert [held.why_not(key) for key in chunks.keys] == [None, None]
+    assert held.live == {"00000001-aaaaaaaa": 0, "00000002-aaaaaaaa": 2}
+
+
+def test_a_segment_that_is_gone_is_held_by_nothing(tmp_path, write, make_chunks):
+    chunks = make_chunks(2)
+    name = write("00000001-aaaaaaaa", chunks).name
+    held = folder_shelf.rebuild(tmp_path, FACTS)
+    gone = weakref.ref(held.segments[name])
+    held.remove(name)
+    gc.collect()
+    assert gone() is None and held.prefix(chunks.keys) == 0
