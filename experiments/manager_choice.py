@@ -4,16 +4,18 @@ Half of GPT-OSS's layers see a window of 128 tokens, half see everything, and a 
 as large in both. A static split gives each half of the bytes, whatever a sequence
 needs; the grouped manager lets either take any page. Sequences of one length are
 admitted by each manager, whole or not at all, until it refuses: no model is needed.
+Then a small model serves the same requests under both, and as many run at once.
 
     python -m experiments run configs/manager_choice.toml
 """
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from experiments import manager_choice_picture
+from experiments import manager_choice_picture, manager_choice_served
 from experiments.harness import Check, Record, RunConfig
+from experiments.manager_choice_served import Run, Served
 from kvmem import errors, manage
 from kvmem.geometry import LayerSpec, Topology, group_layers
 from kvmem.settings import Nbytes
@@ -55,6 +57,7 @@ class Config(RunConfig):
         lengths: tokens of the sequences that are admitted.
         ratios: sequences that fit under grouped pages for one under the static split,
             to be found again at each length, to two decimals.
+        served: a model that serves under both managers; None: only the arithmetic.
         picture: where the picture goes.
     """
 
@@ -63,6 +66,7 @@ class Config(RunConfig):
     memory: Nbytes = Nbytes(2 << 40)
     lengths: tuple[int, ...] = (2_049, 8_192, 32_768, 131_072)
     ratios: tuple[float, ...] = (1.86, 1.97, 1.99, 2.00)
+    served: Served | None = None
     picture: str = "runs/manager_choice/manager_choice.png"
 
     def __post_init__(self):
@@ -92,7 +96,13 @@ class Fit:
 
 
 def run(config: Config) -> Iterator[Record]:
-    """Yield what fits under each manager at every length."""
+    """Yield what fits under each manager, by arithmetic and by a model that runs."""
+    yield from _arithmetic(config)
+    if config.served is not None:
+        yield from _served(config.served)
+
+
+def _arithmetic(config: Config) -> Iterator[Record]:
     members = members_of(config.layers, config.page_size)
     found = {
         name: [
@@ -125,6 +135,33 @@ def run(config: Config) -> Iterator[Record]:
             },
             "picture": config.picture,
         },
+    )
+
+
+def _served(served: Served) -> Iterator[Record]:
+    members = manager_choice_served.members_of(served)
+    nbytes = served.pages * members[0].page_nbytes
+    needs = manage.need(members, [served.length])
+    fits = {
+        name: fit(make(members, nbytes), needs).sequences
+        for name, make in _MANAGERS.items()
+    }
+    found = manager_choice_served.serve(served)
+    yield Record(
+        "manager_choice_served",
+        "correctness",
+        "as many sequences run at once as each manager has pages for",
+        "xla",
+        checks=_served_checks(served, fits, found),
+        measurements={
+            f"served_{name}_{what}": figure
+            for name, done in found.items()
+            for what, figure in (
+                ("sequences", done.most_running),
+                ("preempted", done.preempted),
+            )
+        },
+        facts={"served_pages_of_a_sequence": needs, "served_pages": served.pages},
     )
 
 
@@ -172,6 +209,39 @@ def _checks(
                 f"idle {grouped.idle:.1%} and {static.idle:.1%}",
             )
         )
+    return tuple(checks)
+
+
+def _served_checks(
+    served: Served, fits: Mapping[str, int], found: Mapping[str, Run]
+) -> tuple[Check, ...]:
+    """Check that arithmetic and engines agree, and engines with each other."""
+    checks = [
+        Check(
+            f"{name}: as many run at once as fit",
+            done.most_running == min(fits[name], served.requests) > 0,
+            f"{done.most_running} of {served.requests}, {fits[name]} fit; "
+            f"{done.preempted} preempted on the way, for pages that a prompt's window "
+            "takes while it is computed",
+        )
+        for name, done in found.items()
+    ]
+    answers = {done.answers for done in found.values()}
+    free = {name: done.free_pages for name, done in found.items()}
+    checks.append(
+        Check(
+            "both give the same answers",
+            len(answers) == 1,
+            f"{served.requests} of {served.new_tokens} tokens",
+        )
+    )
+    checks.append(
+        Check(
+            "every page is free again",
+            all(served.pages - 1 <= count <= served.pages for count in free.values()),
+            ", ".join(f"{name} {count}" for name, count in free.items()),
+        )
+    )
     return tuple(checks)
 
 

@@ -34,11 +34,19 @@ from kvmem.manage.rebalance import (
     retarget,
     steps,
 )
-from kvmem.manage.select import Plan, Route, Selection, preference_of, select
+from kvmem.manage.select import (
+    MANAGERS,
+    Plan,
+    Route,
+    Selection,
+    preference_of,
+    select,
+)
 from kvmem.manage.shortage import Evictions, evictions, least_tokens
 from kvmem.manage.static_split import static_split
 
 __all__ = [
+    "MANAGERS",
     "Admission",
     "Batch",
     "Claims",

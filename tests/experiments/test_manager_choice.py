@@ -9,7 +9,11 @@ import pytest
 import experiments.__main__ as command
 from experiments import manager_choice
 from experiments.manager_choice import Config, Fit, Layers
+from experiments.manager_choice_served import Run, Served
 from kvmem import errors, manage, settings
+from kvmem.config import ModelConfig
+
+NAMES = ("grouped", "static_split")
 
 
 def test_the_smoke_config_runs_whole(repo_root, tmp_path, monkeypatch):
@@ -17,7 +21,9 @@ def test_the_smoke_config_runs_whole(repo_root, tmp_path, monkeypatch):
     smoke = repo_root / "configs" / "smoke" / "manager_choice.toml"
     assert command.main(["run", str(smoke), "--debug"]) == 0
     data = json.loads(pathlib.Path("runs/smoke-manager_choice/record.json").read_text())
-    assert data["ok"] and len(data["checks"]) == 1 + 2
+    assert data["ok"] and len(data["checks"]) == 1 + 2 + 4
+    served = {name: data["measurements"][f"served_{name}_sequences"] for name in NAMES}
+    assert served == {"grouped": 3, "static_split": 2}
     assert data["measurements"]["ratio_64_tokens"] == pytest.approx(1.6, abs=1e-3)
     assert pathlib.Path(data["picture"]).stat().st_size > 1_000
 
@@ -64,6 +70,25 @@ def test_managers_of_other_memories_fail_the_check():
     assert not same.ok and "3,998" in same.detail
 
 
+@pytest.mark.parametrize(
+    ("change", "failed"),
+    [
+        (dict(), []),
+        (dict(most_running=2), ["grouped: as many run at once as fit"]),
+        (dict(answers=((1, 3),)), ["both give the same answers"]),
+        (dict(free_pages=17), ["every page is free again"]),
+    ],
+)
+def test_what_an_engine_does_otherwise_fails_its_check(change, failed):
+    served = Served(model=ModelConfig(facts={"a": 1}, seed=0), pages=20, requests=3)
+    run = Run(3, 0, ((1, 2),), 20)
+    found = {"grouped": dataclasses.replace(run, **change), "static_split": run}
+    checks = manager_choice._served_checks(
+        served, {"grouped": 3, "static_split": 5}, found
+    )
+    assert [check.name for check in checks if not check.ok] == failed
+
+
 def test_there_is_a_ratio_for_every_length():
     for wrong in (dict(lengths=()), dict(lengths=(1, 2), ratios=(1.0,))):
         with pytest.raises(errors.ConfigError, match="a ratio to be found again"):
@@ -74,4 +99,5 @@ def test_the_full_config_is_what_the_code_says(repo_root):
     path = repo_root / "configs" / "manager_choice.toml"
     config = settings.read(Config, path).value
     picture = "experiments/records/manager_choice.png"
-    assert config == dataclasses.replace(Config(), publish=True, picture=picture)
+    served = Served(model=config.served.model)
+    assert config == Config(publish=True, picture=picture, served=served)
