@@ -152,11 +152,18 @@ def write(
     slots: jax.Array,
     rows: jax.Array,
 ) -> jax.Array:
-    """Write rows [..., H, D] to slots i32[...] of pages ids i32[..., K], in place."""
+    """Write rows [..., H, D] to slots i32[...] of pages ids i32[..., K], in place.
+
+    One lone window is padded with a null one: XLA's CPU backend turns a scatter of
+    exactly one into a slice update, and behind a second layer that copies the pool.
+    """
     page, offset = _windows(plan, ids, slots)
     at = jnp.stack([page, jnp.broadcast_to(offset, page.shape)], axis=-1).reshape(-1, 2)
     raw = lax.bitcast_convert_type(rows.astype(plan.dtype), jnp.uint8)
     raw = raw.reshape(-1, plan.nbytes)
+    if at.shape[0] == 1:
+        null = jnp.asarray([[pages.shape[0], 0]], jnp.int32)
+        at, raw = jnp.concatenate([at, null]), jnp.concatenate([raw, raw])
     return lax.scatter(
         pages, at, raw, _SCATTER, mode=lax.GatherScatterMode.FILL_OR_DROP
     )
