@@ -259,3 +259,30 @@ def test_the_page_from_which_a_flat_address_wraps_is_known(gqa):
     small = [budget.limit("memory", 2 * GIB)]
     assert budget.solve(gqa(16), Topology(), small).pools[0].first_wrapping is None
     assert budget.solve(gqa(16), Topology(), small).largest_id == 4_095
+
+
+def test_what_one_more_row_would_take_is_known(gqa):
+    target, (draft,) = gqa(16, full=4), gqa(16, full=2, domain="draft")
+    limits = [budget.limit("memory", MIB)]
+    page, behind = 16 * 4 * 1_024, 16 * 2 * 1_024
+    unified = budget.solve(target, Topology(dcp=2), limits, draft=draft)
+    assert unified.step_nbytes == page + 2 * behind
+    windowed = gqa(16, full=4, windows=2)
+    split = budget.solve(windowed, Topology(), limits, kind="split", window_ratio=0.5)
+    rows_ = [budget.limit("memory", split.used_nbytes + split.step_nbytes)]
+    more = budget.solve(windowed, Topology(), rows_, kind="split", window_ratio=0.5)
+    assert more.groups[0].pages == split.groups[0].pages + 1
+    assert page < split.step_nbytes < split.used_nbytes
+
+
+def test_a_claim_says_on_how_many_ranks_its_bytes_stand(hybrid, gqa):
+    limits = [budget.limit("memory", 4 * MIB)]
+    groups = (*hybrid(), *gqa(4, full=1, heads=4, domain="draft"))
+    solved = budget.solve(groups, Topology(8, 3), limits, sequences=1)
+    held = {t.name: t.replicas for t in solved.terms if "padding" not in t.name}
+    assert held == {
+        "target full kv": 2,  # four heads on eight ranks, a third of the tokens each
+        "target window8 kv": 2,
+        "target state": 2 * 3,  # its four key heads twice, and on every token shard
+        "draft kv": 2 * 3,
+    }
