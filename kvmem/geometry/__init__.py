@@ -7,6 +7,7 @@ from kvmem.geometry import envelope, kinds, order, rope, width
 from kvmem.geometry.declare import Declared, declare
 from kvmem.geometry.envelope import Entry, Envelope, Plane
 from kvmem.geometry.fields import DTYPES, Field, LayerSpec, Part, np_dtype
+from kvmem.geometry.fixed_point import hit_pages
 from kvmem.geometry.groups import LifecycleGroup, group_layers
 from kvmem.geometry.lifecycle import Lifecycle
 from kvmem.geometry.rope import Rope
@@ -31,6 +32,7 @@ __all__ = [
     "declare",
     "envelope",
     "group_layers",
+    "hit_pages",
     "kinds",
     "np_dtype",
     "order",

@@ -4,9 +4,9 @@ The tree names pages and counts nothing of the pool; whoever owns the pages reta
 `publish` adopts and releases what `evict` drops.
 """
 
+from kvmem.geometry import hit_pages
 from kvmem.prefix import policy
 from kvmem.prefix.companions import Companions
-from kvmem.prefix.fixed_point import hit_pages
 from kvmem.prefix.policy import Policy
 from kvmem.prefix.tree import Hit, PrefixCache
 

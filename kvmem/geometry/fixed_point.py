@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvmem.geometry import Lifecycle
+from kvmem.geometry.lifecycle import Lifecycle
 
 __all__ = ["hit_pages"]
 

@@ -5,9 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from kvmem.geometry import Lifecycle
+from kvmem.geometry import Lifecycle, hit_pages
 from kvmem.geometry.lifecycle import FULL, STATE
-from kvmem.prefix import hit_pages
 
 PAGE = 4
 
