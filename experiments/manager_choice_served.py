@@ -49,18 +49,24 @@ class Served:
         """Tokens that a sequence has in the cache at its end."""
         return self.prompt_tokens + self.new_tokens - 1
 
-    def config(self) -> configs.Config:
+    def config(self, manager: str | None = None) -> configs.Config:
         """Return the config of an engine: one pool, no sharing between requests."""
+        longest = self.prompt_tokens + self.new_tokens
         return configs.Config(
             model=self.model,
-            pool=PoolConfig(page_size=self.page_size, pages=self.pages, checked=True),
+            pool=PoolConfig(
+                page_size=self.page_size,
+                pages=self.pages,
+                manager=manager,
+                checked=True,
+            ),
             serve=ServeConfig(
                 max_batch=self.requests,
-                max_length=self.prompt_tokens + self.new_tokens,
+                max_length=longest,
                 prefill_chunk=self.prefill_chunk,
                 batches=(self.requests,),
                 chunks=(self.prefill_chunk,),
-                widths=(self.prompt_tokens + self.new_tokens,),
+                widths=(longest,),
                 prefix_cache=False,
             ),
         )
@@ -86,20 +92,11 @@ def members_of(served: Served) -> tuple[manage.Member, ...]:
 
 def serve(served: Served) -> Mapping[str, Run]:
     """Serve the requests under each manager."""
-    config, members = served.config(), members_of(served)
-    model, solved = served.model.load(), config.budget()
-    found = {}
-    for name in manage.MANAGERS:
-        engine = Engine(
-            model,
-            config.groups(),
-            manage.divide(solved, members, name),
-            order=config.pool.order,
-            config=config.serve,
-            checked=config.pool.checked,
-        )
-        found[name] = _drain(engine, served)
-    return found
+    model = served.model.load()
+    return {
+        name: _drain(served.config(name).engine(model), served)
+        for name in manage.MANAGERS
+    }
 
 
 def _drain(engine: Engine, served: Served) -> Run:

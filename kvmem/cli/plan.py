@@ -38,6 +38,7 @@ SETTINGS = {
     "reserve": (PoolConfig, "reserve"),
     "machine_memory": (PoolConfig, "machine_memory"),
     "kind": (PoolConfig, "kind"),
+    "manager": (PoolConfig, "manager"),
     "window_ratio": (PoolConfig, "window_ratio"),
     "max_batch": (ServeConfig, "max_batch"),
     "max_length": (ServeConfig, "max_length"),
@@ -73,6 +74,7 @@ class Arguments(console.Common):
     reserve: _flag("reserve", "BYTES") = None
     machine_memory: _flag("machine_memory", "BYTES") = None
     kind: _flag("kind", "KIND") = None
+    manager: _flag("manager", "NAME") = None
     window_ratio: _flag("window_ratio", "RATIO", float) = None
     max_batch: _flag("max_batch", "N", int) = None
     max_length: _flag("max_length", "N", int) = None
@@ -129,6 +131,7 @@ def _facts(plan: Config) -> dict[str, Any]:
         "topology": dataclasses.asdict(topology) | {"ranks": topology.ranks},
         "nested_topology": {"tp": topology.ranks, "dcp": topology.dcp},
         "order": plan.pool.order,
+        "manager": plan.manager()._asdict(),
         "only_planned": getattr(plan.spec, "refusal", ""),
     }
 
@@ -167,6 +170,8 @@ def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
         f"count DCP inside TP: TP={topology.ranks}, DCP={topology.dcp})"
     )
     plan_tables.show(console.out(), solved)
+    if len(solved.groups) > 1:
+        print(f"manager: {facts['manager']['name']}: {facts['manager']['reason']}")
     for term in solved.host_terms:
         print(
             f"{term.name}: {plan.store.host_memory:,} B of the machine's memory in "

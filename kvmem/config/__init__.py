@@ -17,7 +17,7 @@ import pathlib
 import weakref
 from collections.abc import Mapping, Sequence
 
-from kvmem import budget, errors, geometry, serve, settings
+from kvmem import budget, errors, geometry, manage, serve, settings
 from kvmem.budget import Budget, Limit
 from kvmem.config.model import ModelConfig
 from kvmem.config.pool import PoolConfig
@@ -93,6 +93,12 @@ class Config:
             return ()
         layers = self.draft.layer_specs()
         return geometry.group_layers(layers, self.pool.page_size, domain="draft")
+
+    def manager(self) -> manage.Selection:
+        """Return which manager divides the pools among the groups, and why."""
+        plan = manage.Plan(self.spec.name, "none" if self.draft is None else "one")
+        preference = manage.preference_of(*self.groups())
+        return manage.select(self.pool.manager, preference, plan)
 
     def budget(self) -> Budget:
         """Return the budget of each rank; no device is touched.
@@ -203,8 +209,9 @@ class Config:
             )
 
     def _solve(self, limits: tuple[Limit, ...]) -> Budget:
-        return budget.solve(
-            self.groups(),
+        groups = self.groups()
+        solved = budget.solve(
+            groups,
             self.topology,
             limits,
             order=self.pool.order,
@@ -216,6 +223,11 @@ class Config:
             step=self.serve.prefill_chunk,
             window_ratio=self.pool.window_ratio,
         )
+        members = manage.members_of(
+            groups, self.topology, self.pool.order, self.pool.kind
+        )
+        shares = self.pool.shares or None
+        return manage.divide(solved, members, self.manager().name, shares)
 
 
 def load[T](

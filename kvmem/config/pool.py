@@ -25,6 +25,9 @@ class PoolConfig:
         order: page order, a name or axes outermost first.
         kind: "unified": one pool for every kind of state; "split": one for each size
             of page.
+        manager: "grouped" (every group may have any page of its pool), "static_split"
+            (fixed fractions) or "auto"; None: as the model prefers.
+        shares: fractions of a static split, a weight a group; (): equal ones.
         window_ratio: rows of window layers a row of full attention; None: as many as
             serve.max_batch sequences of serve.max_length read.
         memory: bytes that the pools may take on each rank.
@@ -44,6 +47,8 @@ class PoolConfig:
     page_size: int = 16
     order: str = "head_major"
     kind: Literal["unified", "split"] = "unified"
+    manager: Literal["auto", "grouped", "static_split"] | None = None
+    shares: tuple[float, ...] = ()
     window_ratio: float | None = None
     memory: Nbytes | None = None
     memory_by_rank: tuple[Nbytes, ...] = ()

@@ -34,7 +34,7 @@ def divide(
     Args:
         solved: as `budget.solve` gives it.
         members: its groups in its pools.
-        name: of the manager; "grouped" changes nothing.
+        name: of the manager; "grouped" changes nothing, nor any for a single group.
         shares: fractions of a static split, equal ones if None.
 
     Raises:
@@ -43,7 +43,7 @@ def divide(
             another budget.
     """
     _require_match(solved, members, name, shares)
-    if name == GROUPED:
+    if name == GROUPED or len(members) == 1:
         return solved
     nbytes = sum(pool.nbytes for pool in solved.pools)
     manager = static_split(members, nbytes, shares=shares)
@@ -79,11 +79,12 @@ def _require_match(
                 f"Use {GROUPED!r} or {STATIC_SPLIT!r}, and the members of the budget",
             )
         )
-    if name == GROUPED and shares is not None:
+    if shares is not None and (name == GROUPED or len(members) == 1):
         raise errors.ConfigError(
             errors.say(
-                f"shares {tuple(shares)} for {GROUPED!r}",
-                "groups that share one free list have no fixed shares",
-                f"Leave them out, or use {STATIC_SPLIT!r}",
+                f"shares {tuple(shares)} for {len(members)} groups of {name!r}",
+                "one group has everything, and groups that share one free list have no "
+                "fixed shares",
+                f"Leave them out, or use {STATIC_SPLIT!r} for several groups",
             )
         )
