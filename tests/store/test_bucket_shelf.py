@@ -237,6 +237,14 @@ def test_gc_sweeps_what_a_failed_put_left_and_keeps_what_it_cannot_read(
     assert held(kept, good) == 2 and kept.stats().num_unusable_segments == 1
 
 
+def test_what_lost_the_race_for_a_number_is_swept(open_wide, chat, s3):
+    kept, said = open_wide(), chat(2)
+    (name,) = [kept.put(*said).segment]
+    stray = f"{HOME}{name[:9]}deadbeef/records/c/0"
+    s3.objects().put(stray, b"the loser's rows")
+    assert kept.gc().swept == (stray,) and held(kept, said) == 2
+
+
 def test_a_late_write_is_overtaken_and_the_lease_is_not_lost(
     open_wide, chat, monkeypatch
 ):

@@ -122,3 +122,13 @@ def test_a_segment_that_is_gone_is_held_by_nothing(tmp_path, write, make_chunks)
     held.remove(name)
     gc.collect()
     assert gone() is None and held.prefix(chunks.keys) == 0
+
+
+def test_what_was_unusable_and_is_gone_is_forgotten(tmp_path, write, make_chunks):
+    name = write("00000001-aaaaaaaa", make_chunks(2)).name
+    (tmp_path / name / "manifest.json").unlink()
+    held = folder_shelf.rebuild(tmp_path, FACTS)
+    assert held.unusable.keys() == {name}
+    shutil.rmtree(tmp_path / name)
+    assert shelf.extend(held, folder_shelf.FolderShelf(tmp_path, FACTS)) == 0
+    assert held.unusable == {}
