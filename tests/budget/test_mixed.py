@@ -286,3 +286,37 @@ def test_a_claim_says_on_how_many_ranks_its_bytes_stand(hybrid, gqa):
         "target state": 2 * 3,  # its four key heads twice, and on every token shard
         "draft kv": 2 * 3,
     }
+
+
+def test_every_group_of_a_draft_follows_the_target_and_is_named(gqa, hybrid):
+    drafts = [
+        dataclasses.replace(group, domain="draft")
+        for group in hybrid(4, full=1, windows=0, states=0, indexers=True)
+    ]
+    limits = [budget.limit("memory", MIB)]
+    solved = budget.solve(gqa(4), Topology(dcp=2), limits, draft=drafts)
+    latent, key = (128 + 16) * 2, 128 + 4
+    assert [(t.name, t.bytes_per_token) for t in solved.terms] == [
+        ("target kv", 32 * 1_024),
+        ("draft full kv", 2 * latent),
+        ("draft indexer kv", 2 * key),
+    ]
+    assert solved.draft_page_nbytes == 4 * (latent + key)
+    assert solved.draft_pages == 2 * solved.groups[0].pages
+    with pytest.raises(errors.ConfigError, match="a state follows none"):
+        states = hybrid(4, full=0, windows=0, states=1)
+        states = [dataclasses.replace(each, domain="draft") for each in states]
+        budget.solve(gqa(4), Topology(), limits, draft=states)
+
+
+def test_a_window_of_token_shards_reads_pages_of_all_of_them(gqa):
+    groups = gqa(4, full=2, windows=2, window=32)
+    limits = [budget.limit("memory", 4 * MIB)]
+    load = {"sequences": 3, "max_length": 4_096, "step": 8}
+    for dcp in (1, 2, 4):
+        solved = budget.solve(groups, Topology(dcp=dcp), limits, **load)
+        span = -(-(32 + 8 - 2) // (4 * dcp)) + 1  # pages that a moving window touches
+        assert solved.groups[1].pages == 3 * span
+    shared = gqa(4, full=1, windows=1, window=32, domain="draft")
+    solved = budget.solve((*groups, *shared), Topology(dcp=4), limits, **load)
+    assert [g.pages for g in solved.groups[1::2]] == [3 * 4, 3 * 11]
