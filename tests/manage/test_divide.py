@@ -34,6 +34,11 @@ def test_the_grouped_manager_is_the_budget_as_it_was_solved(hybrid):
     assert pool.num_vpages == tuple(pool.pages // extent for extent in pool.extents)
 
 
+def test_a_single_group_keeps_everything(mix):
+    solved, members = planned(mix(windowed=0).groups())
+    assert manage.divide(solved, members, "static_split") is solved
+
+
 def test_a_static_split_leaves_each_group_the_ids_of_its_quota(hybrid):
     solved, members = planned(hybrid)
     halves = manage.divide(solved, members, "static_split", (2, 1, 1))
