@@ -201,14 +201,14 @@ class PageTable:
         unit = held.columns[self.shelf.first][len(tokens) // self.page_size - 1]
         companions = self.shelf.companions
         lacking = [g for g in self._states if not companions.has(g, [unit])[0]]
+        self._supersede(held, unit)
         counts = [int(group in lacking) for group in range(len(self.lives))]
         if not self.room.can_make(counts) or not self.room.make(counts):
             return False
         for group in lacking:
             (copy,) = self.books.fork(group, tuple(held.columns[group]), 0)
             self.shelf.put_snapshot(group, unit, copy)
-        self._supersede(held, unit)
-        held.snapshot = (unit, moves)
+        held.snapshot = (unit, moves and bool(lacking))
         return True
 
     def fork(self, held: Holding, length: int) -> Holding | None:
@@ -363,7 +363,7 @@ class PageTable:
         """Let the snapshot before this one go, or wait to be evicted."""
         if held.snapshot is None or held.snapshot[0] == unit:
             return
-        before, moved = held.snapshot
+        (before, moved), held.snapshot = held.snapshot, None
         for group in self._states:
             if self.shelf.companions.has(group, [before])[0]:
                 if moved:

@@ -239,13 +239,14 @@ def hybrid_engine(hybrid_model, shared_steps, monkeypatch, request):
     if not request.node.get_closest_marker("own_steps"):
         monkeypatch.setattr(loops, "Stepper", shared_steps)
 
-    def make(kind, tp=1, pages=120, page_size=4, executor="auto", **serve):
+    def make(kind, tp=1, pages=None, page_size=4, executor="auto", **serve):
         model = hybrid_model(kind)
         layers = model.spec.layer_specs("float32")
         groups = geometry.group_layers(layers, page_size)
         config = {"max_batch": 4, "max_length": 96, "prefill_chunk": 16}
         config |= {"batches": (4,), "chunks": (16,), "widths": (96,), **serve}
         topology = Topology(tp)
+        pages = pages or (64 if kind == "state" else 44)  # few, and of one size
         solved = budget.solve(
             groups,
             topology,

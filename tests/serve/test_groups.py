@@ -336,3 +336,23 @@ def test_where_texts_part_a_window_stays_while_older_texts_go(table, compute):
         made.give_back(held)
     assert made.num_evicted > 80  # the pool is many times too small for them all
     assert found == [0] + [16] * 11
+
+
+def test_a_moving_snapshot_never_drops_one_that_another_text_stands_at(table):
+    made, tokens = table(STATE), text(24, 16)
+    first = made.begin(MISS, tokens)
+    assert made.snapshot(tokens[:8], first)
+    other = made.begin(MISS, tokens)
+    for length in (8, 12, 16):
+        assert made.snapshot(tokens[:length], other, moves=True)
+    assert made.match([*tokens[:8], 1]).num_tokens == 8
+    assert made.objections([first, other]) == ()
+
+
+def test_a_moving_snapshot_takes_the_room_of_the_one_before(table):
+    made, tokens = table(STATE, num_pages=10), text(25, 16)
+    held = made.begin(MISS, tokens)
+    for length in (4, 8, 12, 16):
+        assert made.snapshot(tokens[:length], held, moves=True)
+        assert made.match([*tokens[:length], 1]).num_tokens == length
+    assert made.num_evicted == 0 and made.accounts() == (0, 3, 7, 10)
