@@ -12,6 +12,8 @@ from kvmem.store.object_store import ObjectStore
 from kvmem.store.open_root import check_options, open_root
 from kvmem.store.page_key import Extra, PageKey, chain_keys, link, seed
 from kvmem.store.page_store import PageStore
+from kvmem.store.parted_store import PartedResult, PartedStats, PartedStore
+from kvmem.store.parts import Part, Rows, part_id, parts_of, whole_id
 from kvmem.store.record_store import RecordStats, RecordStore
 from kvmem.store.report import ArrayReport, SegmentRow, inspect
 from kvmem.store.results import (
@@ -38,10 +40,15 @@ __all__ = [
     "ObjectStore",
     "PageKey",
     "PageStore",
+    "Part",
+    "PartedResult",
+    "PartedStats",
+    "PartedStore",
     "PutFuture",
     "PutResult",
     "RecordStats",
     "RecordStore",
+    "Rows",
     "SegmentReport",
     "SegmentRow",
     "Step",
@@ -54,6 +61,9 @@ __all__ = [
     "inspect",
     "link",
     "open_root",
+    "part_id",
+    "parts_of",
     "read_facts",
     "seed",
+    "whole_id",
 ]

@@ -22,6 +22,7 @@ from kvmem.store.folder_shelf import FolderShelf
 from kvmem.store.io import DISK, Disk
 from kvmem.store.segment import Facts
 from kvmem.store.segment_store import SegmentStore, check_limits
+from kvmem.store.shared_lock import LockShare
 
 
 class PageStore(SegmentStore):
@@ -31,7 +32,7 @@ class PageStore(SegmentStore):
         self,
         root: Path,
         facts: Facts,
-        lock: durable.WriterLock | None,
+        lock: durable.WriterLock | LockShare | None,
         disk: Disk = DISK,
         max_nbytes: int | None = None,
         lease_s: float = 300.0,
@@ -58,6 +59,7 @@ class PageStore(SegmentStore):
         io: Disk | None = None,
         lease_s: float = 300.0,
         deadline_s: float = 30.0,
+        lock: LockShare | None = None,
     ) -> "PageStore":
         """Open `root` for this model and format, making it if it is new.
 
@@ -75,6 +77,8 @@ class PageStore(SegmentStore):
             io: what every change of the disk goes through.
             lease_s: the longest that one write may hold up the next.
             deadline_s: the longest that a `get` waits, unless it says otherwise.
+            lock: a share of the root's lock, where this writer opens several stores of
+                one root; given back by `close`.
 
         Raises:
             StoreLocked: another writer has the root open.
@@ -89,7 +93,7 @@ class PageStore(SegmentStore):
             root_folder.check(root, chunk_tokens)
             return cls(root, facts, None, deadline_s=deadline_s)
         disk = io or DISK
-        lock = root_folder.take(root, chunk_tokens, disk)
+        lock = lock or root_folder.take(root, chunk_tokens, disk)
         try:
             durable.make_folder(root / model_id, disk)
             durable.make_folder(root / model_id / format_id, disk)
