@@ -341,6 +341,21 @@ def test_each_family_says_which_layers_have_windows(facts, windows):
     assert [layer.window for layer in layers] == windows
 
 
+def test_patterns_count_layers_from_the_first(load):
+    kinds_of = [layer.kind for layer in load("qwen3_next").spec.layer_specs()]
+    assert kinds_of == (["state"] * 3 + ["gqa"]) * 12
+    windows = [layer.window for layer in load("gemma3_27b").spec.layer_specs()]
+    assert windows[:12] == ([1_024] * 5 + [None]) * 2
+    assert windows[60:] == [1_024] * 2
+    kimi = load("kimi_linear").spec.layer_specs()
+    assert [x.index for x in kimi if x.kind == "mla"] == [3, 7, 11, 15, 19, 23, 26]
+
+
+def test_a_spec_is_called_as_it_was_asked_for():
+    assert cache_facts.read_facts(MLA).name == "deepseek_v3"
+    assert cache_facts.read_facts(MLA, "mine").name == "mine"
+
+
 def test_index_keys_select_for_the_latent_of_their_layer():
     facts = MLA | {"model_type": "deepseek_v32", "index_head_dim": 128}
     latent, keys, *_ = cache_facts.read_facts(facts).layer_specs("float16")
