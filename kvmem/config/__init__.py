@@ -143,7 +143,7 @@ class Config:
         if model is None:
             model = self.model.load()
         groups = self.groups()
-        store = self.store.open(model, groups[0]) if len(groups) == 1 else None
+        store = self.store.open(model, groups[0])
         try:
             engine = serve.Engine(
                 model,
@@ -201,12 +201,33 @@ class Config:
             law = f"{self.spec.name} knows positions up to {self.spec.max_position}"
             cure = f"set serve.max_length to {self.spec.max_position} or less"
             faults.append((f"serve.max_length = {longest}", law, cure))
+        faults += self._unserved_groups()
         if faults:
             asked, laws, cures = (", ".join(part) for part in zip(*faults, strict=True))
             cure = f"{cures[0].upper()}{cures[1:]}, or only plan (`kvmem plan`)"
             raise errors.IncompatiblePlan(
                 errors.say(f"an engine with {asked}", laws, cure)
             )
+
+    def _unserved_groups(self) -> list[tuple[str, str, str]]:
+        """Return what is asked for several groups and served for one only."""
+        names = ", ".join(group.name for group in self.groups())
+        if names == "full":
+            return []
+        faults = []
+        if self.store.root is not None or self.store.host_memory is not None:
+            law = "an engine keeps the records of one group of full attention"
+            asked = f"a store for the groups {names}"
+            faults.append((asked, law, "leave [store] out"))
+        if self.pool.certified:
+            law = "pages of one group of full attention are certified"
+            asked = f"pool.certified for the groups {names}"
+            faults.append((asked, law, "set pool.certified to false"))
+        if self.pool.kind == "split" and "," in names:
+            law = "the groups of an engine share the pages of one pool"
+            asked = f'pool.kind = "split" for the groups {names}'
+            faults.append((asked, law, 'set pool.kind to "unified"'))
+        return faults
 
     def _solve(self, limits: tuple[Limit, ...]) -> Budget:
         groups = self.groups()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvmem import errors
+from kvmem.config import Config, ModelConfig, PoolConfig, StoreConfig
 from kvmem.serve import SamplingParams
 
 KINDS = ("window", "indexer", "state")
@@ -199,3 +200,23 @@ def test_a_hybrid_under_pressure_for_2000_steps(hybrid_engine, kind):
     made.warm_up()
     pressure(made, 2_000, seed=2)
     assert made.num_traces == dict.fromkeys(made.buckets.all(), 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"store": StoreConfig(host_memory="1MiB")}, "a store for the groups full, st"),
+        ({"pool": PoolConfig(pages=60, certified=True)}, "certified to false"),
+        ({"pool": PoolConfig(pages=60, kind="split")}, 'pool.kind to "unified"'),
+    ],
+)
+def test_what_several_groups_cannot_have_yet_is_refused_before_weights_are_drawn(
+    hybrid_model, monkeypatch, changes, words
+):
+    facts = hybrid_model("state").spec.facts
+    asked = {"pool": PoolConfig(pages=60), **changes}
+    made = Config(model=ModelConfig(facts=facts, seed=1), **asked)
+    monkeypatch.setattr(ModelConfig, "load", lambda self: pytest.fail("too late"))
+    with pytest.raises(errors.IncompatiblePlan) as refused:
+        made.engine()
+    assert words in str(refused.value)
