@@ -11,6 +11,7 @@ from kvmem.transfer.arrays import Pages, as_bytes, from_bytes
 from kvmem.transfer.certify import certify, require_certified
 from kvmem.transfer.choose import IMPLEMENTATIONS, Choice, choose
 from kvmem.transfer.records import export_records, import_records
+from kvmem.transfer.states import export_state, import_state
 from kvmem.transfer.window import Window
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "certify",
     "choose",
     "export_records",
+    "export_state",
     "from_bytes",
     "import_records",
+    "import_state",
     "require_certified",
 ]
