@@ -31,16 +31,16 @@ _GEMMA = {
 FACTS = {
     "gpt_oss": {
         "model_type": "gpt_oss",
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 2,
         "head_dim": 8,
         "sliding_window": 6,
     },
-    "gemma3": _GEMMA | {"num_hidden_layers": 6},
+    "gemma3": _GEMMA | {"num_hidden_layers": 3, "sliding_window_pattern": 3},
     "gemma3 shared": _GEMMA
     | {
-        "num_hidden_layers": 6,
+        "num_hidden_layers": 4,
         "sliding_window_pattern": 2,
-        "num_kv_shared_layers": 3,
+        "num_kv_shared_layers": 2,
     },
     "deepseek_v32": {
         "model_type": "deepseek_v32",
@@ -56,7 +56,8 @@ FACTS = {
     },
     "qwen3_next": {
         "model_type": "qwen3_next",
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 2,
+        "full_attention_interval": 2,
         "head_dim": 16,
         "linear_num_key_heads": 2,
         "linear_num_value_heads": 4,

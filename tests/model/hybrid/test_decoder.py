@@ -33,13 +33,12 @@ def test_prefill_cut_at_every_boundary_equals_dense(
             run.give_back(seq)
 
 
-@pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tokens_one_by_one_in_batches_of_mixed_lengths_equal_dense(
-    family, page_size, texts, texts_of, dense_of
+    family, texts, texts_of, dense_of
 ):
     dense = dense_of(family)
-    run = texts_of(family, page_size)
+    run = texts_of(family)
     starts = np.array([3, 11, 0])
     tokens = np.full((3, 24), 258, np.int32)
     for row, start in enumerate(starts):

@@ -13,7 +13,7 @@ def windows(spec):
 
 
 def test_gpt_oss_has_windows_and_full_attention_in_turn(facts_of):
-    spec = HybridSpec("x", facts_of("gpt_oss"))
+    spec = HybridSpec("x", facts_of("gpt_oss", num_hidden_layers=4))
     assert windows(spec) == [6, None, 6, None]
     assert all(mixer.learned_sinks and mixer.bias for mixer in spec.mixers)
     assert spec.mixers[0].rope == Rope(150_000.0)
@@ -22,7 +22,9 @@ def test_gpt_oss_has_windows_and_full_attention_in_turn(facts_of):
 
 
 def test_gemma_3_has_five_windows_to_a_full_attention_each_with_its_rope(facts_of):
-    spec = HybridSpec("x", facts_of("gemma3"))
+    facts = facts_of("gemma3").plain() | {"num_hidden_layers": 6}
+    del facts["sliding_window_pattern"]
+    spec = HybridSpec("x", Table(facts))
     assert windows(spec) == [8] * 5 + [None]
     thetas = [mixer.rope.theta for mixer in spec.mixers]
     assert thetas == [10_000.0] * 5 + [1_000_000.0]
@@ -42,7 +44,9 @@ def test_deepseek_keeps_a_row_and_an_index_key_a_token(facts_of):
 
 
 def test_qwen3_next_has_three_delta_nets_to_a_full_attention(facts_of):
-    spec = HybridSpec("x", facts_of("qwen3_next"))
+    facts = facts_of("qwen3_next").plain() | {"num_hidden_layers": 4}
+    del facts["full_attention_interval"]
+    spec = HybridSpec("x", Table(facts))
     kinds = [type(mixer) for mixer in spec.mixers]
     assert kinds == [DeltaNet] * 3 + [Attention]
     assert spec.mixers[3].rope.width == 4 and spec.mixers[3].gated
@@ -54,7 +58,8 @@ def test_qwen3_next_has_three_delta_nets_to_a_full_attention(facts_of):
 
 def test_declared_layer_types_stand_above_the_pattern(facts_of):
     types = ["full_attention", "sliding_attention"] * 2
-    spec = HybridSpec("x", facts_of("gpt_oss", layer_types=types))
+    facts = facts_of("gpt_oss", layer_types=types, num_hidden_layers=4)
+    spec = HybridSpec("x", facts)
     assert windows(spec) == [None, 6, None, 6]
 
 
@@ -73,8 +78,8 @@ def test_equal_facts_are_one_model_with_one_cache(facts_of):
         ({"rope_scaling": {"factor": 8.0}}, "rope_scaling is not computed"),
         ({"hidden_size": "32"}, "hidden_size: '32' is str, not int"),
         ({"head_dim": 0}, "head_dim = 0"),
-        ({"layer_types": ["full_attention"]}, "1 layer types for 4 layers"),
-        ({"layer_types": ["linear_attention"] * 4}, "linear_attention among them"),
+        ({"layer_types": ["full_attention"]}, "1 layer types for 2 layers"),
+        ({"layer_types": ["linear_attention"] * 2}, "linear_attention among them"),
     ],
 )
 def test_what_is_not_understood_is_refused_in_words(changes, words, facts_of):
@@ -90,6 +95,6 @@ def test_missing_fields_are_named_all_at_once(facts_of):
 
 
 def test_a_shared_cache_without_an_owner_is_refused(facts_of):
-    facts = facts_of("gemma3", num_kv_shared_layers=3)  # the only full layer is last
-    with pytest.raises(ConfigError, match="layer 5 of type full_attention.*Lower"):
+    facts = facts_of("gemma3", num_kv_shared_layers=1)  # the only full layer is last
+    with pytest.raises(ConfigError, match="layer 2 of type full_attention.*Lower"):
         HybridSpec("x", facts).mixers  # noqa: B018
