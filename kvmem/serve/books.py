@@ -12,6 +12,7 @@ pages of each group that the cache holds and nobody else.
     pool = books.apply(pool)
 """
 
+import operator
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -24,24 +25,22 @@ _LANES = 32  # ids a device call carries; one trace a verb, whatever the number 
 
 
 class Books:
-    """A ledger, which of its pages are cached, and what the device still owes."""
+    """A ledger, which of its pages are cached, and what the device still owes.
+
+    `extents` are the physical pages of one virtual page of each group.
+    """
 
     def __init__(self, ledger: pools.Ledger):
         self.ledger = ledger
+        self.extents = tuple(group.extent for group in ledger.groups)
         self.num_alone = [0 for _ in ledger.groups]
         self._is_cached = [np.zeros(group.num_vpages, bool) for group in ledger.groups]
         self._owed: list[tuple[str, int, tuple[int, ...], int]] = []
 
     @property
-    def extents(self) -> tuple[int, ...]:
-        """Physical pages of one virtual page of each group."""
-        return tuple(group.extent for group in self.ledger.groups)
-
-    @property
     def num_evictable(self) -> int:
         """Physical pages that only the cache holds."""
-        groups = zip(self.num_alone, self.ledger.groups, strict=True)
-        return sum(count * group.extent for count, group in groups)
+        return sum(map(operator.mul, self.num_alone, self.extents))
 
     def is_alone(self, group: int, vpage: int) -> bool:
         """Say whether one holder is left of a page."""

@@ -265,11 +265,12 @@ class Engine(Loop):
         epoch = epoch if weights_epoch is None else weights_epoch
         PLAIN.at_epoch(epoch)  # refuses what is no epoch
         with self._guard("reset"):
-            cleared = self.scheduler.reset(epoch)
+            free = self.accounts.free
+            self.scheduler.reset(epoch)
         in_use = {v for s in self.scheduler.running for v in s.vpages}
         return ResetReport(
             weights_epoch=epoch,
-            num_freed=len(cleared.freed),
+            num_freed=self.accounts.free - free,
             still_in_use=tuple(sorted(in_use)),
             running=tuple(sorted({s.request_id for s in self.scheduler.running})),
         )

@@ -16,6 +16,8 @@ from kvmem.model import attention
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import choose, compile_cache
 from kvmem.serve.buckets import ServeConfig, declare
+from kvmem.serve.group_recall import GroupRecall
+from kvmem.serve.group_records import GroupRecords
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.recall import Recall, Records
 from kvmem.serve.request import Delta, Sequence
@@ -23,7 +25,7 @@ from kvmem.serve.requests import Requests
 from kvmem.serve.scheduler import Scheduler, Work
 from kvmem.serve.stats import Counts
 from kvmem.serve.step import Stepper
-from kvmem.store import RecordStore
+from kvmem.store import PartedStore, RecordStore
 
 __all__ = ["Loop"]
 
@@ -43,13 +45,13 @@ class Loop:
         *,
         order: str,
         config: ServeConfig,
-        store: RecordStore | None,
+        store: RecordStore | PartedStore | None,
         poison: bool,
         checked: bool,
         certified: bool,
         executor: str,
     ):
-        _require_one_record(groups, store, certified)
+        _require_records(groups, store, certified, config)
         if config.compile_cache:
             compile_cache.enable()
         self.model = model
@@ -84,6 +86,10 @@ class Loop:
             self.records_of = Records(plan, ledger)
             if store is not None:
                 self.recall = Recall(store, self.records_of)
+        else:
+            self.records_of = GroupRecords(groups, topology, order, ledger)
+            if store is not None:
+                self.recall = GroupRecall(store, self.records_of, self.table)
         self._checked = checked
         self._counts = Counts()
         self._eos = frozenset(self.tokenizer.eos_ids)
@@ -211,18 +217,50 @@ def _has_one_record(groups: tuple[LifecycleGroup, ...]) -> bool:
     return len(groups) == 1 and groups[0].lifecycle.kind == "full"
 
 
-def _require_one_record(
-    groups: tuple[LifecycleGroup, ...], store: RecordStore | None, certified: bool
+def _require_records(
+    groups: tuple[LifecycleGroup, ...],
+    store: RecordStore | PartedStore | None,
+    certified: bool,
+    config: ServeConfig,
 ) -> None:
-    """Refuse what needs the records of several groups together."""
-    asked = ["a store"] * (store is not None) + ["certified pages"] * certified
-    if asked and not _has_one_record(groups):
-        names = ", ".join(group.name for group in groups)
+    """Refuse what the records of these groups cannot do, all of it at once."""
+    if _has_one_record(groups):
+        return
+    names = ", ".join(group.name for group in groups)
+    broken = []
+    if certified:
+        law = "certified pages are those of one group of full attention"
+        broken.append((law, "leave pool.certified out"))
+    if store is not None and not isinstance(store, PartedStore):
+        law = "windows, index keys and states are kept in parts beside the tokens"
+        broken.append((law, "open it with PartedStore.open(..., parts_of(groups))"))
+    elif store is not None and store.writable and len(store.parts) > 1:
+        broken += _laws_of_keeping(groups[0].page_size, store, config)
+    if broken:
+        laws, cures = zip(*broken, strict=True)
+        cure = "; ".join(cures)
         raise errors.IncompatiblePlan(
             errors.say(
-                f"{' and '.join(asked)} for the groups {names}",
-                "an engine exports the token records of one group of full attention; "
-                "windows and states of several would have to be restored together",
-                "Leave the store and pool.certified out for this model",
+                f"an engine for the groups {names}",
+                "; ".join(laws),
+                f"{cure[0].upper()}{cure[1:]}",
             )
         )
+
+
+def _laws_of_keeping(
+    page_size: int, store: PartedStore, config: ServeConfig
+) -> list[tuple[str, str]]:
+    """Return the laws, and cures, that a writer of windows or states breaks."""
+    broken, chunk = [], store.facts.chunk_tokens
+    if page_size % chunk:
+        law = (
+            f"windows and states are at hand page by page, and pages of {page_size} "
+            f"tokens do not end where chunks of {chunk} do"
+        )
+        cure = "set store.chunk_tokens to pool.page_size or a divisor, or read_only"
+        broken.append((law, cure))
+    if not config.prefix_cache:
+        law = "what windows and states have passed is kept out of the prefix cache"
+        broken.append((law, "leave serve.prefix_cache on, or set read_only"))
+    return broken

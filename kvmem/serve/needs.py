@@ -78,6 +78,15 @@ class Needs:
         pages = sum(count * extent for count, extent, _ in rows)
         return pages > self.num_pages or any(count > most for count, _, most in rows)
 
+    @property
+    def limits_in_words(self) -> str:
+        """Say how many pages there are, and what a divided pool grants each group."""
+        rows = tuple(zip(self.num_vpages, self.extents, self.lives, strict=True))
+        if all(most == self.num_pages // extent for most, extent, _ in rows):
+            return f"{self.num_pages}"
+        parts = ", ".join(f"{most} of {life}" for most, _, life in rows)
+        return f"{self.num_pages}, divided into {parts}"
+
     def in_words(self, counts: Sequence[int]) -> str:
         """Say what `counts` of each group are in physical pages."""
         if len(counts) == 1 and self.extents == (1,):

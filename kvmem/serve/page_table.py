@@ -45,7 +45,11 @@ class Cleared(NamedTuple):
 
 
 class PageTable:
-    """Pages of all lifecycle groups: handed out, shared, cached, given back."""
+    """Pages of all lifecycle groups: handed out, shared, cached, given back.
+
+    It `has_states` where a group keeps a recurrent state, and `drops_pages` where a
+    window makes sequences give pages back as they grow.
+    """
 
     def __init__(
         self,
@@ -65,21 +69,13 @@ class PageTable:
         kinds = [life.kind for life in self.lives]
         self._windows = [g for g, kind in enumerate(kinds) if kind == "window"]
         self._states = [g for g, kind in enumerate(kinds) if kind == "state"]
+        self.has_states = bool(self._states)
+        self.drops_pages = bool(self._windows)
 
     @property
     def num_evicted(self) -> int:
         """Physical pages that left the cache to make room."""
         return self.room.num_evicted
-
-    @property
-    def has_states(self) -> bool:
-        """Say whether any group keeps a recurrent state."""
-        return bool(self._states)
-
-    @property
-    def drops_pages(self) -> bool:
-        """Say whether sequences give pages back as they grow."""
-        return bool(self._windows)
 
     def accounts(self) -> Accounts:
         """Count the physical pages of each kind."""

@@ -13,6 +13,7 @@ alone always goes on.
     room.make((3, 0, 1))           # False when even all of it is too little
 """
 
+import operator
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -32,13 +33,17 @@ class Room:
 
     def short_of(self, counts: Sequence[int]) -> int:
         """Return how many physical pages `counts` vpages of each group lack."""
-        ledger = self.books.ledger
-        needed = sum(n * g.extent for n, g in zip(counts, ledger.groups, strict=True))
-        over = max(
-            (n - g.num_vfree) * g.extent
-            for n, g in zip(counts, ledger.groups, strict=True)
-        )
-        return max(needed - ledger.num_free, over, 0)
+        needed = sum(map(operator.mul, counts, self.books.extents))
+        return max(0, needed - self.books.ledger.num_free)
+
+    def over_quota(self, counts: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (group, vpages) where a group's own virtual pages run short.
+
+        A group may be given fewer than the pool would hold (a static split).
+        """
+        groups = zip(counts, self.books.ledger.groups, strict=True)
+        over = [(g, count - group.num_vfree) for g, (count, group) in enumerate(groups)]
+        return [(group, count) for group, count in over if count > 0]
 
     def can_make(
         self, counts: Sequence[int], keeping: Sequence[Sequence[int]] = ()
@@ -51,14 +56,17 @@ class Room:
             counts: how many of each group.
             keeping: cached pages of each group that are not to be evicted for it.
         """
-        short = self.short_of(counts)
-        if short == 0:
+        short, over = self.short_of(counts), self.over_quota(counts)
+        if not short and not over:
             return True
-        kept = sum(
-            self.books.count_alone(group, vpages) * self.books.extents[group]
-            for group, vpages in enumerate(keeping)
+        kept = [self.books.count_alone(g, vpages) for g, vpages in enumerate(keeping)]
+        kept += [0] * (len(counts) - len(kept))
+        alone = [
+            all_ - some for all_, some in zip(self.books.num_alone, kept, strict=True)
+        ]
+        return short <= sum(map(operator.mul, alone, self.books.extents)) and all(
+            count <= alone[group] for group, count in over
         )
-        return short <= self.books.num_evictable - kept
 
     def make(
         self, counts: Sequence[int], kept: Collection[tuple[int, int]] = ()
@@ -69,7 +77,12 @@ class Room:
             counts: vpages of each group.
             kept: (group, vpage) of snapshots that are about to be read.
         """
-        short, gone = self.short_of(counts), _Gone(self.books.extents)
+        short, over = self.short_of(counts), self.over_quota(counts)
+        if not short and not over:
+            return True
+        gone = _Gone(self.books.extents)
+        for group, count in over:
+            self._evict_of(group, count, gone, kept)
         while short > gone.num_pages:
             missing = short - gone.num_pages
             coldest = self.shelf.cache.coldest()
@@ -83,7 +96,29 @@ class Room:
         for group, vpages in gone.vpages.items():
             self.books.forget(group, tuple(vpages))
         self.num_evicted += gone.num_pages
-        return not self.short_of(counts)
+        return not self.short_of(counts) and not self.over_quota(counts)
+
+    def _evict_of(
+        self,
+        group: int,
+        count: int,
+        gone: "_Gone",
+        kept: Collection[tuple[int, int]],
+    ) -> None:
+        """Evict vpages of one group: nobody else's would help it."""
+        if self.shelf.first is None:
+            return
+        if self.shelf.lives[group].kind == "full":
+            units = self.shelf.cache.evict(count, self._is_idle)
+            self._take_out(units, gone)
+            return
+        spares = [unit for of, unit in self.shelf.companions.spares if of == group]
+        others = self.shelf.companions.units(group).tolist()
+        for unit in dict.fromkeys([*spares, *others]):
+            if len(gone.vpages.get(group, ())) >= count:
+                break
+            if self._is_evictable(group, unit, kept):
+                gone.add(group, [self.shelf.companions.drop(group, unit)])
 
     def _evict_spares(
         self,
@@ -97,8 +132,7 @@ class Room:
         for (group, unit), passed in companions.spares.items():
             if short <= 0 or (before is not None and passed > before):
                 break
-            vpage = int(companions.pages(group, [unit])[0])
-            if self.books.is_alone(group, vpage) and (group, vpage) not in kept:
+            if self._is_evictable(group, unit, kept):
                 found.append((group, unit))
                 short -= self.books.extents[group]
         for group, unit in found:
@@ -109,10 +143,7 @@ class Room:
         """Evict the coldest tail, or some of it; say whether there was any."""
         most = sum(self.books.extents)  # of a unit with all of its companions
         units = self.shelf.cache.evict(max(1, short // most), self._is_idle)
-        if units:
-            gone.add(self.shelf.first, units)
-            for group, vpages in self.shelf.companions.take_out(units).items():
-                gone.add(group, vpages)
+        self._take_out(units, gone)
         return bool(units)
 
     def _evict_companions(
@@ -131,6 +162,19 @@ class Room:
             for unit in units[idle][: -(-missing // self.books.extents[group])]:
                 gone.add(group, [self.shelf.companions.drop(group, int(unit))])
         return gone.num_pages > before
+
+    def _take_out(self, units: tuple[int, ...], gone: "_Gone") -> None:
+        """Take what goes with units that have left the tree."""
+        if units:
+            gone.add(self.shelf.first, units)
+            for group, vpages in self.shelf.companions.take_out(units).items():
+                gone.add(group, vpages)
+
+    def _is_evictable(
+        self, group: int, unit: int, kept: Collection[tuple[int, int]]
+    ) -> bool:
+        vpage = int(self.shelf.companions.pages(group, [unit])[0])
+        return self.books.is_alone(group, vpage) and (group, vpage) not in kept
 
     def _is_idle(self, unit: int) -> bool:
         return int(self.books.ledger.groups[self.shelf.first].refs[unit]) == 1

@@ -128,7 +128,7 @@ class Scheduler:
         rows = [
             Row(sequence, sequence.num_computed, 1)
             for sequence in decoding
-            if sequence in self.running and self._grow(sequence, len(sequence.tokens))
+            if sequence.held is not None and self._grow(sequence, len(sequence.tokens))
         ]
         return Work("decode", tuple(rows)) if rows else None
 
@@ -139,16 +139,18 @@ class Scheduler:
         that gives pages of a window back offers them before.
         """
         ready = []
+        has_states, drops_pages = self.table.has_states, self.table.drops_pages
+        is_prefill = work.kind == "prefill"
         for sequence, _, count in work.rows:
             sequence.num_computed += count
             is_ready = sequence.num_left == 0
-            if self.table.has_states and self._snapshot(sequence):
+            if has_states and self._snapshot(sequence):
                 pass  # published with it
-            elif is_ready and (not sequence.output_ids or work.kind == "prefill"):
+            elif is_ready and (is_prefill or not sequence.output_ids):
                 self.publish(sequence)
-            elif work.kind == "prefill" and self.table.drops_pages:
+            elif is_prefill and drops_pages:
                 self.publish(sequence)
-            if self.table.drops_pages:
+            if drops_pages:
                 self.table.trim(sequence.held, sequence.num_computed)
             if is_ready:
                 ready.append(sequence)
@@ -258,7 +260,7 @@ class Scheduler:
                 errors.say(
                     f"a sequence of up to {length} tokens",
                     f"it needs {needs.in_words(needed)}, the pool has "
-                    f"{needs.num_pages}",
+                    f"{needs.limits_in_words}",
                     "Shorten it, or give the pool more memory",
                 )
             )

@@ -43,7 +43,7 @@ class EngineStats:
 
 @dataclasses.dataclass(frozen=True)
 class ResetReport:
-    """What a reset did: pages that became free, and pages that running requests hold.
+    """What a reset did: physical pages that became free, and who holds the others.
 
     The pages still in use are in no cache any more; they become free as those requests
     end.
@@ -51,7 +51,7 @@ class ResetReport:
 
     weights_epoch: int
     num_freed: int
-    still_in_use: tuple[int, ...]  # virtual pages
+    still_in_use: tuple[int, ...]  # virtual pages of the first group
     running: tuple[int, ...]  # requests that hold them
 
 

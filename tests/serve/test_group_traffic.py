@@ -8,7 +8,9 @@ import random
 
 import pytest
 
+from kvmem import manage
 from kvmem import pool as pools
+from kvmem.budget import PoolPages
 from kvmem.geometry import Lifecycle
 from kvmem.geometry.lifecycle import FULL, STATE
 from kvmem.prefix import PrefixCache
@@ -19,7 +21,7 @@ from kvmem.serve.scheduler import Scheduler
 
 WHOSE = (Identity(), Identity(adapter=("a", 1)))
 PAGE = 4
-MIXES = {  # lives, physical pages of one vpage, pages of the pool
+MIXES = {  # lives, physical pages of one vpage, pages of the pool, vpages if divided
     "full + window": ((FULL, Lifecycle("window", 10)), (1, 1), 34),
     "full + window with sinks": ((FULL, Lifecycle("window", 7, 5)), (1, 1), 34),
     "full + index keys": ((FULL, FULL), (1, 1), 40),
@@ -29,9 +31,31 @@ MIXES = {  # lives, physical pages of one vpage, pages of the pool
         (1, 1, 1, 1, 2),
         80,
     ),
+    "full + window, each its half": (
+        (FULL, Lifecycle("window", 10)),
+        (1, 1),
+        50,
+        (25, 25),
+    ),
+    "full + window + state, divided": (
+        (FULL, Lifecycle("window", 7, 5), STATE),
+        (1, 1, 3),
+        70,
+        (30, 20, 6),
+    ),
     "window alone": ((Lifecycle("window", 9),), (1,), 12),
     "state alone": ((STATE,), (2,), 9),
 }
+
+
+def sizes_of(mix):
+    lives, extents, num_pages, *divided = MIXES[mix]
+    return (
+        lives,
+        extents,
+        num_pages,
+        *(divided or [tuple(num_pages // extent for extent in extents)]),
+    )
 
 
 class Quiet:
@@ -46,8 +70,7 @@ class Traffic:
     """A scheduler over one pool, and random requests for it."""
 
     def __init__(self, seed, mix, prefix_cache=True):
-        lives, extents, num_pages = MIXES[mix]
-        vpages = tuple(num_pages // extent for extent in extents)
+        lives, extents, num_pages, vpages = sizes_of(mix)
         self.rng = random.Random(seed)
         ledger = pools.Ledger(num_pages, vpages, extents)
         self.table = PageTable(ledger, PrefixCache(PAGE), lives)
@@ -160,11 +183,12 @@ def test_nothing_is_kept_without_a_prefix_cache():
     traffic.ends()
 
 
-@pytest.mark.parametrize("mix", ["full + window", "all"])
+@pytest.mark.parametrize(
+    "mix", ["full + window", "all", "full + window + state, divided"]
+)
 def test_the_device_follows_the_host_in_every_group(mix):
     traffic = Traffic(3, mix)
-    lives, extents, num_pages = MIXES[mix]
-    vpages = tuple(num_pages // extent for extent in extents)
+    _, extents, num_pages, vpages = sizes_of(mix)
     pool = pools.init(num_pages, 16, num_vpages=vpages, extents=extents, poison=True)
     for number in range(120):
         traffic.step(number)
@@ -200,3 +224,32 @@ def test_traffic_over_broken_books_of_any_group_is_seen(breaks, words):
     assert traffic.scheduler.objections() == ()
     breaks(traffic.table)
     assert any(words in said for said in traffic.scheduler.objections())
+
+
+@pytest.mark.parametrize("mix", [*MIXES][:-2])
+def test_what_can_be_had_is_what_the_managers_rule_grants(mix):
+    """`manage.evictions` says it of numbers; the room of a pool holds to it."""
+    traffic = Traffic(5, mix)
+    lives, extents, num_pages, vpages = sizes_of(mix)
+    pool = PoolPages(1, num_pages, tuple(range(len(lives))), vpages, extents)
+    quotas = tuple(
+        manage.Quota(str(g), 0, extent, 0, 1.0, most)
+        for g, (extent, most) in enumerate(zip(extents, vpages, strict=True))
+    )
+    manager = manage.Manager("of a test", quotas, (pool,))
+    answers = []
+    for number in range(150):
+        traffic.step(number)
+        table, rng = traffic.table, traffic.rng
+        counts = tuple(rng.randrange(0, 1 + most // 3) for most in vpages)
+        groups = table.ledger.groups
+        held = tuple(g.num_vpages - g.num_vfree for g in groups)
+        left = manage.Room((table.ledger.num_free,), held)
+        alone = tuple(table.books.num_alone)
+        said = manage.evictions(manager, left, counts, alone)
+        answers.append(isinstance(said, manage.Evictions))
+        assert table.room.can_make(counts) == answers[-1]
+        if answers[-1] and number % 10 == 0:
+            assert table.room.make(counts)
+            traffic.adds_up()
+    assert len(set(answers)) == 2

@@ -300,6 +300,11 @@ def test_a_request_that_no_pool_holds_is_told_what_each_group_needs(scheduler, t
     words = made.needs.in_words(never)
     assert words == "10 of full, 5 of window(8), 1 of state in 3 parts each: 18 pages"
     assert not made.needs.never_fits((10, 2, 1))
+    assert made.needs.limits_in_words == "15"
+    ledger = pools.Ledger(40, (9, 20))
+    divided = PageTable(ledger, PrefixCache(4), (FULL, WINDOW)).needs
+    assert divided.never_fits((10, 5))
+    assert divided.limits_in_words == "40, divided into 9 of full, 20 of window(8)"
 
 
 def test_a_model_that_keeps_no_whole_text_says_why_nothing_is_shared():
