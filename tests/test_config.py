@@ -337,7 +337,7 @@ def test_pools_and_host_tier_beyond_the_machine_are_refused_with_the_sum(llama_c
 def opened(llama_config, *overrides):
     made = make(llama_config(num_hidden_layers=1), "pool.pages=1", *overrides)
     (group,) = made.groups()
-    return made.store.open(Model(), group), group
+    return made.store.open(Model(), (group,)), group
 
 
 def test_ram_stands_in_front_of_the_root(llama_config, tmp_path):

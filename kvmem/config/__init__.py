@@ -143,7 +143,7 @@ class Config:
         if model is None:
             model = self.model.load()
         groups = self.groups()
-        store = self.store.open(model, groups[0])
+        store = self.store.open(model, groups)
         try:
             engine = serve.Engine(
                 model,
@@ -215,10 +215,7 @@ class Config:
         if names == "full":
             return []
         faults = []
-        if self.store.root is not None or self.store.host_memory is not None:
-            law = "an engine keeps the records of one group of full attention"
-            asked = f"a store for the groups {names}"
-            faults.append((asked, law, "leave [store] out"))
+        faults += self.store.unserved(self.groups())
         if self.pool.certified:
             law = "pages of one group of full attention are certified"
             asked = f"pool.certified for the groups {names}"

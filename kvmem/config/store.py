@@ -1,16 +1,17 @@
 """The table [store]: where token records are kept, and the tiers it opens.
 
-StoreConfig(root="/var/kv").open(model, group)     # None where nothing is set
+StoreConfig(root="/var/kv").open(model, groups)     # None where nothing is set
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from kvmem import canonical, errors, settings, store
 from kvmem.geometry import LifecycleGroup
 from kvmem.model.loaded import LoadedModel
 from kvmem.settings import Nbytes
-from kvmem.store import HostTier, RecordStore, TieredStore
+from kvmem.store import HostTier, PartedStore, RecordStore, TieredStore, bucket
 
 __all__ = ["StoreConfig"]
 
@@ -63,19 +64,50 @@ class StoreConfig:
             region=self.region,
         )
 
-    def open(self, model: LoadedModel, group: LifecycleGroup) -> RecordStore | None:
+    def unserved(self, groups: Sequence[LifecycleGroup]) -> list[tuple[str, str, str]]:
+        """Return what is set and not kept for these groups: asked, law and cure."""
+        if self.root is None and self.host_memory is None:
+            return []
+        if not any(group.lifecycle.kind == "full" for group in groups):
+            names = ", ".join(group.name for group in groups)
+            law = "a text is kept by the records of all its tokens"
+            return [(f"a store for the groups {names}", law, "leave [store] out")]
+        faults = []
+        if self.host_memory is not None:
+            law = "RAM in front of a root keeps one part, and several groups have more"
+            faults.append(("store.host_memory", law, "leave store.host_memory out"))
+        if self.max_nbytes is not None:
+            law = "a budget is that of one part, and several groups have more"
+            cure = "use `kvmem store gc --max-nbytes`, part by part"
+            faults.append(("store.max_nbytes", law, cure))
+        if bucket.scheme_of(self.root):
+            law = "parts of a bucket would each want the writer's lease"
+            faults.append((f"store.root = {self.root!r}", law, "give a folder"))
+        return faults
+
+    def open(
+        self, model: LoadedModel, groups: Sequence[LifecycleGroup]
+    ) -> RecordStore | PartedStore | None:
         """Open the tiers that are set, None without any.
 
-        A writer leaves beside the segments what both ids stand for.
+        Several groups have a store of parts. A writer leaves beside the segments what
+        both ids stand for.
         """
         if self.root is None and self.host_memory is None:
             return None  # without digesting the model
+        group = groups[0]
         facts = {
             "model_id": model.model_id,
-            "format_id": canonical.format_id([group]),
-            "record_nbytes": group.record_nbytes,
+            "format_id": canonical.format_id(groups),
             "chunk_tokens": self.chunk_tokens,
         }
+        if len(groups) > 1:
+            parts = store.parts_of(groups)
+            made = PartedStore.open(
+                self.root, parts=parts, read_only=self.read_only, **facts
+            )
+            return self._explained(made, model, groups)
+        facts["record_nbytes"] = group.record_nbytes
         host = None
         if self.host_memory is not None:
             host = HostTier(self.host_memory, memory=self.host_kind, **facts)
@@ -89,10 +121,17 @@ class StoreConfig:
             endpoint=self.endpoint,
             region=self.region,
         )
+        self._explained(kept, model, groups)
+        return kept if host is None else TieredStore(host, kept)
+
+    def _explained[T](
+        self, kept: T, model: LoadedModel, groups: Sequence[LifecycleGroup]
+    ) -> T:
+        """Return a store that says beside its segments what both ids stand for."""
         if kept.writable:
             try:
-                store.explain(kept, model.facts, canonical.format_fields([group]))
+                store.explain(kept, model.facts, canonical.format_fields(groups))
             except BaseException:
                 kept.close()
                 raise
-        return kept if host is None else TieredStore(host, kept)
+        return kept

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from kvmem.store import bucket, durable
 from kvmem.store.object_store import ObjectStore
 from kvmem.store.page_store import PageStore
+from kvmem.store.parted_store import PartedStore
 
 
 class Explained(NamedTuple):
@@ -34,7 +35,9 @@ def names(model_id: str, format_id: str) -> tuple[str, str]:
 
 
 def write(
-    store: PageStore | ObjectStore, model: Mapping[str, Any], format_: Mapping[str, Any]
+    store: PageStore | PartedStore | ObjectStore,
+    model: Mapping[str, Any],
+    format_: Mapping[str, Any],
 ) -> None:
     """Explain a writable store's ids, unless that was done in these words."""
     ids = store.facts.model_id, store.facts.format_id

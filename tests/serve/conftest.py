@@ -239,7 +239,7 @@ def hybrid_engine(hybrid_model, shared_steps, monkeypatch, request):
     if not request.node.get_closest_marker("own_steps"):
         monkeypatch.setattr(loops, "Stepper", shared_steps)
 
-    def make(kind, tp=1, pages=None, page_size=4, executor="auto", **serve):
+    def make(kind, tp=1, pages=None, page_size=4, executor="auto", store=None, **serve):
         model = hybrid_model(kind)
         layers = model.spec.layer_specs("float32")
         groups = geometry.group_layers(layers, page_size)
@@ -262,6 +262,7 @@ def hybrid_engine(hybrid_model, shared_steps, monkeypatch, request):
             solved,
             topology,
             config=ServeConfig(**config),
+            store=store,
             poison=True,
             checked=True,
             executor=executor,
