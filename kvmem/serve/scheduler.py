@@ -136,7 +136,8 @@ class Scheduler:
         """Count the tokens of `work` as computed; return who needs a next token.
 
         A sequence that has computed all it knows offers its whole pages for reuse; one
-        that gives pages of a window back offers them before.
+        that gives pages of a window back offers them before, so that a text that ends
+        in the middle of a page finds what the page's first token reads.
         """
         ready = []
         has_states, drops_pages = self.table.has_states, self.table.drops_pages
@@ -148,13 +149,16 @@ class Scheduler:
                 pass  # published with it
             elif is_ready and (is_prefill or not sequence.output_ids):
                 self.publish(sequence)
-            elif is_prefill and drops_pages:
+            elif drops_pages and (is_prefill or self._is_at_page(sequence)):
                 self.publish(sequence)
             if drops_pages:
                 self.table.trim(sequence.held, sequence.num_computed)
             if is_ready:
                 ready.append(sequence)
         return ready
+
+    def _is_at_page(self, sequence: Sequence) -> bool:
+        return sequence.num_computed % self.table.page_size == 0
 
     def publish(self, sequence: Sequence) -> None:
         """Offer a sequence's computed whole pages to later requests."""
