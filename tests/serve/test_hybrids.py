@@ -145,7 +145,8 @@ def test_a_store_for_several_groups_is_refused_before_anything_is_made(
     hybrid_model, hybrid_engine
 ):
     made = hybrid_engine("window")
-    with pytest.raises(errors.IncompatiblePlan, match="for the groups full, window10: .* kept in parts"):
+    words = "for the groups full, window10: .* kept in parts"
+    with pytest.raises(errors.IncompatiblePlan, match=words):
         type(made)(
             made.model, made.groups, made.budget, store=object(), config=made.config
         )
