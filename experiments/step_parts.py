@@ -151,7 +151,7 @@ def _pages(engine: Engine) -> jax.Array:
 def _batch(engine: Engine, rows: int, length: int) -> tuple[jax.Array | tuple, ...]:
     """Return a decode batch in physical pages, every row with pages of its own."""
     bucket = engine.buckets.decode(rows, length + 1)
-    pages = engine.table.pages_for(length + 1)
+    pages = engine.table.needs.pages_for(length + 1)
     table = np.full((rows, bucket.pages), engine.pool.null_page, np.int32)
     table[:, :pages] = np.arange(rows * pages, dtype=np.int32).reshape(rows, pages)
     ones = np.ones((rows, 1), np.int32)
