@@ -25,7 +25,8 @@ class StoreConfig:
             process.
         chunk_tokens: tokens of a chunk; a property of the root.
         read_only: look records up and write none; readers share a root.
-        max_nbytes: bytes that a folder's files of this model and format may take.
+        max_nbytes: bytes that one model and format may take in a folder or bucket;
+            others in the root are not counted.
         host_memory: bytes of RAM in front of the root, once for all ranks; without a
             root, RAM alone.
         host_kind: memory of the RAM tier, pinned_host where the backend has it.
