@@ -133,6 +133,17 @@ def test_a_layer_writes_its_own_bytes_alone(rows):
     np.testing.assert_array_equal(after, expected)
 
 
+def test_a_page_longer_than_its_envelope_gives_the_same_output(rows):
+    env = page_of(page_size=4, v_head_dim=4)
+    longer = envelope.cut(env, env.nbytes + 48)
+    q, k, v = rows(2, 8, v_head_dim=4)
+    table = np.array([[5, 2], [0, 7]], np.int32)
+    args = (longer, "l1", (q, k, v), table, (5, 2, 1))
+    pages, out = in_chunks(poisoned(8, longer), *args)
+    np.testing.assert_allclose(out, dense(q, k, v, (0, 0)), atol=2e-6)
+    assert (np.asarray(pages)[:, env.nbytes :] == 0xFF).all()
+
+
 def test_scale_replaces_the_inverse_root(rows):
     env = page_of()
     q, k, v = rows(1, 4)

@@ -134,7 +134,7 @@ class Texts:
     ):
         self.topology, self.mesh = Topology(tp), mesh
         layers = model.spec.layer_specs(kv_dtype)
-        self.groups = group_layers(layers, page_size)
+        self.groups = group_layers(layers, page_size, max_length=longest)
         built = [envelope.build(group, self.topology, 0) for group in self.groups]
         size = max(
             e.nbytes for e, g in zip(built, self.groups, strict=True) if not g.is_state
@@ -211,6 +211,12 @@ class Texts:
     def _free(self, pages: list[int]) -> None:
         self.pages[:, pages] = 0xFF
         self.free = pages + self.free
+
+
+@pytest.fixture(scope="session")
+def make_texts():
+    """Open texts over a model's pages; see `Texts`."""
+    return Texts
 
 
 @pytest.fixture(scope="session")

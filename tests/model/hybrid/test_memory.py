@@ -95,6 +95,18 @@ def test_windows_hold_no_more_pages_than_the_rule_says(texts, texts_of):
         assert run.num_held(0, 0) == -(-(n + 1) // 4)
 
 
+def test_a_window_longer_than_every_text_stands_in_the_pages_of_full_attention(
+    model_of, texts, make_texts
+):
+    model = model_of("gpt_oss", sliding_window=24)
+    run = make_texts(model, 4)
+    assert [group.name for group in run.groups] == ["full"]
+    run.read(texts, np.array([5, 17, 9]))
+    tokens = np.stack([np.roll(t, -n) for t, n in zip(texts, (5, 17, 9), strict=True)])
+    found = run.read(tokens, np.array([19, 7, 15]))
+    np.testing.assert_allclose(found, dense(model, texts)[:, 23], atol=2e-4)
+
+
 def test_learned_sinks_change_every_logit(model_of, texts):
     model = model_of("gpt_oss")
     decoder = HybridDecoder.from_params(model.spec, model.params)
