@@ -28,7 +28,8 @@ _USAGE = (
 
 @dataclasses.dataclass(frozen=True)
 class Arguments(console.Common):
-    """Run the experiment of a config; its file has the config's stem.
+    """Run the experiment of a config: of its stem, or of what a stem like name_x begins
+    with.
 
     Args:
         path: a TOML file of configs/.
@@ -83,7 +84,8 @@ def _list() -> int:
 def _run(argv: Sequence[str]) -> int:
     arguments = console.parse(Arguments, argv, "python -m experiments run")
     path = pathlib.Path(arguments.path)
-    if path.stem not in experiments():
+    experiment = _experiment_of(path.stem)
+    if experiment is None:
         raise errors.ConfigError(
             errors.say(
                 f"config {path}",
@@ -91,7 +93,7 @@ def _run(argv: Sequence[str]) -> int:
                 f"Use a config of {', '.join(experiments())}",
             )
         )
-    module = importlib.import_module(f"experiments.{path.stem}")
+    module = importlib.import_module(f"experiments.{experiment}")
     harness = importlib.import_module("experiments.harness")
     loaded = settings.read(module.Config, path, arguments.set, os.environ)
     name = arguments.name or _name(path)
@@ -104,6 +106,12 @@ def _run(argv: Sequence[str]) -> int:
     )
     _show(name, data)
     return console.DONE if data["ok"] else console.CHECK_FAILED
+
+
+def _experiment_of(stem: str) -> str | None:
+    """Return handoff for the stems handoff and handoff_gemma3, None where none is."""
+    fitting = [name for name in experiments() if f"{stem}_".startswith(f"{name}_")]
+    return max(fitting, key=len, default=None)
 
 
 def _name(path: pathlib.Path) -> str:

@@ -18,10 +18,14 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
+
 from kvmem import errors
 from kvmem.config import Config, ModelConfig, PoolConfig, StoreConfig
 from kvmem.geometry import Topology
 from kvmem.serve import SamplingParams, ServeConfig
+from kvmem.serve.engine import Engine
+from kvmem.serve.group_recall import GroupRecall
 
 __all__ = ["Job", "Side", "run_role"]
 
@@ -122,6 +126,48 @@ def _converse(
     return result
 
 
+class PartsSeen:
+    """What the first fetch of several groups left in our pages, against the store.
+
+    A state moves on with the first step, so it is compared as soon as it has landed.
+    """
+
+    def __init__(self, recall: GroupRecall):
+        self.verified = 0  # tokens, if every row of every part is the store's
+        self.nbytes = 0
+        self._fetch, self._recall = recall.fetch, recall
+
+    def fetch(self, pool, sequence):
+        """Fetch, and compare what landed with what the store says."""
+        pool, fetched = self._fetch(pool, sequence)
+        self._recall.fetch = self._fetch
+        chunk = self._recall.store.facts.chunk_tokens
+        count = fetched.num_tokens // chunk
+        known = sequence.tokens[: count * chunk]
+        found = self._recall.store.get(self._recall.keys(known), known)
+        equal = [
+            np.array_equal(
+                found.rows[part.name].rows,
+                self._recall.rows(
+                    pool, sequence, part, found.rows[part.name].ordinals
+                ).rows,
+            )
+            for part in self._recall.store.parts
+        ]
+        self.verified = fetched.num_tokens * all(equal)
+        self.nbytes = fetched.nbytes
+        return pool, fetched
+
+
+def parts_seen(engine: Engine) -> PartsSeen | None:
+    """Watch the first fetch of an engine of several groups, None for one group."""
+    if not isinstance(engine.recall, GroupRecall):
+        return None
+    seen = PartsSeen(engine.recall)
+    engine.recall.fetch = seen.fetch
+    return seen
+
+
 class Role:
     """One process's engine and the seconds of its stages."""
 
@@ -136,7 +182,8 @@ class Role:
             pool=PoolConfig(
                 page_size=job.side.page_size, pages=job.side.pages, checked=True
             ),
-            serve=dataclasses.replace(job.serve, prefix_cache=False),
+            # What windows and states have passed is kept out of the prefix cache.
+            serve=dataclasses.replace(job.serve, prefix_cache=job.role == "write"),
             store=StoreConfig(
                 None if job.role == "know" else job.store_root,
                 job.chunk_tokens,
@@ -144,6 +191,7 @@ class Role:
             ),
         )
         self.engine = self.config.engine()
+        self.parts = parts_seen(self.engine) if job.role == "read" else None
         self.done("load")
         say("compiling")
         self.engine.warm_up()
@@ -183,6 +231,8 @@ class Role:
         """Count the fetched tokens whose records in our pages equal the store's."""
         if self.job.role != "read":
             return 0
+        if self.parts is not None:
+            return self.parts.verified
         recall, prompt = self.engine.recall, self.job.prompt_ids
         keys = recall.keys(prompt[:-1])
         whole = len(keys) * self.job.chunk_tokens
@@ -230,9 +280,12 @@ def perform(job: Job) -> dict[str, Any]:
         stats = engine.recall.store.stats()
         row_nbytes = engine.recall.store.facts.row_nbytes
         result["chunks_written"] = stats.written
-        result["nbytes_written"] = stats.written * row_nbytes
         result["chunks_read"] = result["stored_tokens"] // job.chunk_tokens
-        result["nbytes_read"] = result["chunks_read"] * row_nbytes
+        written, read = stats.written * row_nbytes, result["chunks_read"] * row_nbytes
+        if isinstance(engine.recall, GroupRecall):
+            written = stats.written_nbytes
+            read = role.parts.nbytes if role.parts else 0
+        result |= {"nbytes_written": written, "nbytes_read": read}
         engine.recall.store.close()
     return result
 
