@@ -43,7 +43,9 @@ import pytest  # noqa: E402
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--long", action="store_true", help="also run tests marked long (minutes)"
+        "--long",
+        action="store_true",
+        help="also run tests marked long, and whole products (minutes)",
     )
 
 
@@ -52,10 +54,38 @@ def pytest_collection_modifyitems(
 ) -> None:
     if config.getoption("--long"):
         return
-    long = [item for item in items if item.get_closest_marker("long")]
-    if long:
-        config.hook.pytest_deselected(items=long)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    left_out = {id(item) for item in items if item.get_closest_marker("long")}
+    products: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("cover") and id(item) not in left_out:
+            products.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for product in products.values():
+        (strength,) = product[0].get_closest_marker("cover").args
+        chosen = cover([item.callspec.params for item in product], strength)
+        left_out |= {id(product[i]) for i in range(len(product)) if i not in chosen}
+    if left_out:
+        config.hook.pytest_deselected(items=[i for i in items if id(i) in left_out])
+        items[:] = [item for item in items if id(item) not in left_out]
+
+
+def cover(rows: list[dict[str, object]], strength: int) -> set[int]:
+    """Choose rows in which each `strength` values of different parameters meet.
+
+    Greedy: the row that brings most meetings that no earlier one has, the first of
+    equals. What meets in no row cannot be chosen, as where a test is parametrised by
+    pairs.
+    """
+    if any(len(row) < strength for row in rows):
+        raise pytest.UsageError(f"cover({strength}) of fewer parameters: {rows[0]}")
+    values = ([(name, id(value)) for name, value in row.items()] for row in rows)
+    meetings = [set(itertools.combinations(row, strength)) for row in values]
+    missing, chosen = set().union(*meetings), set()
+    while missing:
+        brings = [len(met & missing) for met in meetings]
+        best = brings.index(max(brings))
+        chosen.add(best)
+        missing -= meetings[best]
+    return chosen
 
 
 @pytest.fixture(scope="session")

@@ -33,3 +33,26 @@ def test_compiled_programs_are_kept_in_the_checkout(repo_root: pathlib.Path):
 def test_processes_that_a_test_starts_are_strict_too():
     assert "device_count=8" in os.environ["XLA_FLAGS"]
     assert os.environ["JAX_NUMPY_RANK_PROMOTION"] == "raise"
+
+
+@pytest.mark.parametrize("first", range(7))
+@pytest.mark.parametrize("second", "abc")
+@pytest.mark.parametrize("third, fourth", [(0, "x"), (1, "y")])
+@pytest.mark.cover(2)
+def test_each_two_values_of_a_product_meet(first, second, third, fourth, request):
+    nodes = request.session.items
+    mine = [n for n in nodes if n.function is request.function]
+    met = [n.callspec.params for n in mine]
+    assert len({(p["first"], p["second"]) for p in met}) == 21
+    assert len({(p["first"], p["third"]) for p in met}) == 14
+    assert len({(p["second"], p["fourth"]) for p in met}) == 6
+    if not request.config.getoption("--long"):
+        assert len(mine) == 21  # of 42
+
+
+def test_a_cover_of_more_values_than_there_are_parameters_is_refused(pytestconfig):
+    plugins = pytestconfig.pluginmanager.get_plugins()
+    (cover,) = {p.cover for p in plugins if hasattr(p, "Oracle")}
+    assert cover([{"a": 1, "b": 2}, {"a": 1, "b": 3}], 1) == {0, 1}
+    with pytest.raises(pytest.UsageError, match="fewer parameters"):
+        cover([{"a": 1}, {"a": 2}], 2)

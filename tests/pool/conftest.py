@@ -54,7 +54,11 @@ def sharding_of():
 
 @pytest.fixture(params=["one device", "auto", "explicit"])
 def placed_pool(request, sharding_of):
-    """Return a maker of pools of 8 ranks: on one device, or on a mesh of 8."""
+    """Return a maker of pools of 8 ranks: on one device, or on a mesh of 8.
+
+    Its tests hand out to two sequences of up to four pages, and name ids in fours: they
+    share their programs.
+    """
     axis_types = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
     sharding = None
     if request.param in axis_types:

@@ -20,8 +20,15 @@ VERBS = {
 }
 
 
-@pytest.mark.parametrize(("lanes", "ranks"), [(1, 4), (4, 1)])
-@pytest.mark.parametrize("group", [0, 1])
+@pytest.mark.parametrize(
+    ("group", "lanes", "ranks"),
+    [
+        (0, 4, 1),
+        (1, 1, 4),
+        pytest.param(0, 1, 4, marks=pytest.mark.long),
+        pytest.param(1, 4, 1, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_verb_copies_a_pool_of_parts_or_its_books(
     verb, group, lanes, ranks, copies_of
@@ -100,7 +107,9 @@ def test_ids_that_int32_would_wrap_and_unknown_groups_are_refused(verb):
         getattr(kvpool, verb)(pool, 1, [0])
 
 
-@pytest.mark.parametrize("axis", [None, "auto", "explicit"])
+@pytest.mark.parametrize(
+    "axis", [None, pytest.param("auto", marks=pytest.mark.long), "explicit"]
+)
 def test_pins_and_compaction_compile_once_inside_and_outside_a_mesh(axis, sharding_of):
     kind = {"auto": "Auto", "explicit": "Explicit"}.get(axis, "Auto")
     sharding = sharding_of(8, getattr(jax.sharding.AxisType, kind))

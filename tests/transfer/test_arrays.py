@@ -34,6 +34,7 @@ def copied(side):
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("topology, page_size, group", SIDES, ids=str)
+@pytest.mark.cover(2)
 def test_arrays_of_planes_hold_the_same_records(
     build, implementation, order, topology, page_size, group
 ):
@@ -56,6 +57,7 @@ def test_arrays_of_planes_hold_the_same_records(
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("first, count", [(0, 48), (5, 2), (13, 30), (47, 1)])
+@pytest.mark.cover(2)
 def test_an_import_into_planes_changes_no_other_byte(
     build, implementation, order, first, count
 ):
@@ -89,6 +91,7 @@ def test_an_import_into_planes_changes_no_other_byte(
 
 @pytest.mark.parametrize("place", ["3 auto", "3 explicit"])
 @pytest.mark.parametrize("order", ORDERS[:1] + ORDERS[-2:])
+@pytest.mark.cover(2)
 def test_planes_on_a_mesh_move_the_same_bytes(build, implementation, place, order):
     side = build.planes(Topology(9), order, place=place)
     options = {"implementation": implementation, "verify_replicas": True}

@@ -47,6 +47,7 @@ def entry_by_entry(pages, env, layer, k, v, table, starts, num_new):
 @pytest.mark.parametrize("write", [attention.write_rows, entry_by_entry])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("tp", [1, 3, 9])
+@pytest.mark.cover(2)
 def test_the_real_write_path_meets_no_objection(write, order, tp):
     plan = canonical.plan(group(v_head_dim=4), Topology(tp), order)
     assert transfer.certify(plan, write) == ()
@@ -66,6 +67,7 @@ def test_token_shards_are_certified(implementation, topology, page_size):
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
 @pytest.mark.parametrize("topology", [Topology(6), Topology(3, 2)], ids=str)
 @pytest.mark.parametrize("order", ["head_major", ORDERS[-2]])
+@pytest.mark.cover(2)
 def test_a_mesh_is_certified(implementation, mutants, kind, topology, order):
     made = mesh.make(topology, axis_type=kind)
     plan = canonical.plan(group(), topology, order)
@@ -107,6 +109,7 @@ def test_the_narrowest_dtypes_need_more_passes_and_each_is_judged(dtype, passes)
 @pytest.mark.parametrize("mutate", ["rotated", "reversed_page"])
 @pytest.mark.parametrize("order", ["head_major", "token_major", ORDERS[-1]])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.cover(2)
 def test_a_wrong_bijection_is_named_though_it_tiles(mutants, mutate, order, dtype):
     plan = getattr(mutants, mutate)(
         canonical.plan(group(dtype=dtype), Topology(3), order)
@@ -176,6 +179,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("mutant", WRITERS)
 @pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.cover(2)
 def test_a_write_path_that_errs_is_named(implementation, mutant, tp):
     change, laws = WRITERS[mutant]
     plan = canonical.plan(group(heads=2, layers=2), Topology(tp))

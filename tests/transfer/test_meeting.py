@@ -71,6 +71,7 @@ TOPOLOGIES = [
 
 @pytest.mark.parametrize("topology", TOPOLOGIES, ids=str)
 @pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.cover(2)
 def test_every_topology_exports_and_imports_the_same_records(
     build, implementation, topology, page_size
 ):

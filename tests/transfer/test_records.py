@@ -34,6 +34,7 @@ def test_every_order_and_topology_exports_the_same_records(
 
 @pytest.mark.parametrize("first, count", WINDOWS)
 @pytest.mark.parametrize("tp, page_size", [(3, 4), (9, 8), (1, 1)])
+@pytest.mark.cover(2)
 def test_any_run_of_tokens_is_exported(
     build, implementation, tp, page_size, first, count
 ):
@@ -58,6 +59,7 @@ def test_a_writer_of_neighbouring_tokens_exports_each_of_them_alone(
 @pytest.mark.parametrize(
     "tp, order, page_size", [(3, "head_major", 4), (9, "token_major", 8)]
 )
+@pytest.mark.cover(2)
 def test_any_run_of_tokens_is_imported_and_no_other_byte_changes(
     build, implementation, tp, order, page_size, first, count
 ):
@@ -136,6 +138,7 @@ def test_token_shards_export_and_import_the_same_records(
 
 @pytest.mark.parametrize("place", ["3 auto", "3 explicit"])
 @pytest.mark.parametrize("tp", [3, 9])
+@pytest.mark.cover(2)
 def test_a_pool_on_a_mesh_moves_the_same_bytes(build, implementation, place, tp):
     side = build.side(Topology(tp), place=place)
     assert np.array_equal(export(side, implementation), side.records)

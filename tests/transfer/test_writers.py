@@ -57,6 +57,7 @@ TOPOLOGIES = [
 
 @pytest.mark.parametrize("ids", IDS.values(), ids=list(IDS))
 @pytest.mark.parametrize("topology, order", TOPOLOGIES, ids=str)
+@pytest.mark.cover(2)
 def test_every_byte_has_one_writer_and_holders_write_alike(
     build, implementation, topology, order, ids
 ):
