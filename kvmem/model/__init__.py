@@ -1,4 +1,7 @@
-"""Attention over pages, decoders of the Llama family, and the loaders of real weights.
+"""Attention over pages, decoders, and the loaders of real weights.
+
+Decoders of the Llama family read checkpoints; those whose layers differ (`hybrid`) are
+drawn from a config's facts and a seed.
 
 Files are imported one by one (`from kvmem.model import load_gguf`): those that read
 checkpoints and configs (`spec`, `load_*`, `tokenizer`, `presets`) are plain

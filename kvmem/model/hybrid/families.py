@@ -58,7 +58,7 @@ class Family:
             **{
                 field.name: getattr(self, field.name)
                 for field in dataclasses.fields(self)
-                if field.type == "int" or field.type is int
+                if field.type is int
             }
         )
         types = self.types()
