@@ -9,8 +9,9 @@ names, outermost first (`kvmem.geometry.order`), so every order is one call of `
     # page [L, h, K/V, T, D]: one entry a (layer, head, field), whole rows of T * D
 
 Without a bar in its order an envelope has one plane, page p being row p of the pool.
-Offsets, strides and the page's size are multiples of 16 bytes, padding included, and
-are equal on every rank of a topology: only `head0` differs. Scales stand at their own
+Offsets, strides and the page's size are multiples of 16 bytes, padding included (of
+what the order declares, in pages that others allocated), and are equal on every rank of
+a topology: only `head0` differs. Scales stand at their own
 width, so a block of rows followed by its scales is two entries.
 
 A state may be larger than a page of its pool. `cut` parts such an envelope between
@@ -25,7 +26,15 @@ import itertools
 from kvmem import errors
 from kvmem.geometry.fields import Field
 from kvmem.geometry.groups import LifecycleGroup
-from kvmem.geometry.order import AXES, ORDERS, Order, apart, parse, parse_order
+from kvmem.geometry.order import (
+    ALIGNMENT,
+    AXES,
+    ORDERS,
+    Order,
+    apart,
+    parse,
+    parse_order,
+)
 from kvmem.geometry.topology import Topology
 
 __all__ = [
@@ -40,8 +49,6 @@ __all__ = [
     "cut",
     "parse_order",
 ]
-
-ALIGNMENT = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,10 +248,9 @@ class _Row:
     head: int
     nheads: int
 
-    @property
-    def padded_nbytes(self) -> int:
+    def padded_nbytes(self, alignment: int) -> int:
         nbytes = self.nheads * self.field.row_nbytes
-        return nbytes if self.field.is_scale else _round_up(nbytes)
+        return nbytes if self.field.is_scale else _round_up(nbytes, alignment)
 
     def at(self, axes: tuple[str, ...]) -> tuple[int, ...]:
         """Return the place of this row along `axes`, "token" not among them."""
@@ -295,7 +301,8 @@ def _places(
         base = 0
         for region in sorted({row.at(order.regions) for row in inside}):
             own = [row for row in inside if row.at(order.regions) == region]
-            slots, nbytes = _lay_down(own, order.page, page_size)
+            slots, nbytes = _lay_down(own, order, page_size)
+            nbytes = _stride(nbytes, order.page_nbytes)
             plane = Plane(index, base, nbytes)
             for row, (offset, stride) in slots.items():
                 stride = nbytes if page_size == 1 else stride
@@ -304,14 +311,32 @@ def _places(
     return places
 
 
+def _stride(nbytes: int, declared: int | None) -> int:
+    """Return the bytes from page to page: a page's own, or the more that are declared.
+
+    Raises:
+        ConfigError: pages that are declared to overlap.
+    """
+    if declared is not None and declared < nbytes:
+        raise errors.ConfigError(
+            errors.say(
+                f"pages of {declared:,} B apart",
+                f"a page keeps {nbytes:,} B, and pages do not overlap",
+                f"Declare at least {nbytes:,} B from page to page",
+            )
+        )
+    return nbytes if declared is None else declared
+
+
 def _lay_down(
-    rows: list[_Row], axes: tuple[str, ...], page_size: int
+    rows: list[_Row], order: Order, page_size: int
 ) -> tuple[dict[_Row, tuple[int, int]], int]:
     """Give every row (byte of slot 0, bytes from slot to slot), and the page's size.
 
     Rows that agree on every axis outside "token" stand in one block for each slot, so a
     block's size is what its rows are apart from slot to slot.
     """
+    axes, align = order.page, order.alignment
     cut = axes.index("token")
     outer, inner = axes[:cut], axes[cut + 1 :]
     ordered = sorted(rows, key=lambda row: (row.at(outer), row.at(inner)))
@@ -319,21 +344,21 @@ def _lay_down(
     end = 0
     for _, block in itertools.groupby(ordered, key=lambda row: row.at(outer)):
         inside = tuple(block)
-        starts, stride = _side_by_side(inside)
+        starts, stride = _side_by_side(inside, align)
         for row, start in zip(inside, starts, strict=True):
             found[row] = (end + start, stride)
-        end = _round_up(end + stride * page_size)
+        end = _round_up(end + stride * page_size, align)
     return found, end
 
 
-def _side_by_side(rows: tuple[_Row, ...]) -> tuple[list[int], int]:
+def _side_by_side(rows: tuple[_Row, ...], align: int) -> tuple[list[int], int]:
     """Return where rows of one slot begin in their block, and the slot's bytes."""
     if len(rows) == 1:
-        return [0], rows[0].padded_nbytes
-    sizes = [_round_up(row.padded_nbytes) for row in rows]
+        return [0], rows[0].padded_nbytes(align)
+    sizes = [_round_up(row.padded_nbytes(align), align) for row in rows]
     ends = list(itertools.accumulate(sizes, initial=0))
     return ends[:-1], ends[-1]
 
 
-def _round_up(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+def _round_up(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    return -(-nbytes // alignment) * alignment

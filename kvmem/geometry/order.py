@@ -8,13 +8,20 @@ tokens and heads lie inside pages, so a page id means the same in every array.
     parse("packed_nhd")                    # one array, pages [layer, token, head, k/v]
     parse("layer | token head field")      # an array a layer
     parse("layer | field | token head")    # an array a layer: all k pages, all v pages
+    parse("layer | field token head; align 1; page 37440")   # tight rows, padded pages
+
+After a semicolon stand facts of pages that somebody else allocated: `align`, the bytes
+that rows and blocks of rows are padded to (16 unless said), and `page`, the bytes from
+one page of an array to the next where they are more than the page's own.
 """
 
 import dataclasses
 
 from kvmem import errors
 
-__all__ = ["AXES", "ORDERS", "Order", "apart", "parse", "parse_order"]
+__all__ = ["ALIGNMENT", "AXES", "ORDERS", "Order", "apart", "parse", "parse_order"]
+
+ALIGNMENT = 16
 
 AXES = ("layer", "field", "head", "token")
 ORDERS = {
@@ -35,6 +42,8 @@ class Order:
     arrays: tuple[str, ...]
     regions: tuple[str, ...]
     page: tuple[str, ...]
+    alignment: int = ALIGNMENT
+    page_nbytes: int | None = None
 
 
 def parse(order: str) -> Order:
@@ -47,7 +56,8 @@ def parse(order: str) -> Order:
     Raises:
         ConfigError: not a permutation of the four axes, or tokens or heads apart.
     """
-    *before, last = order.split("|")
+    axes, *options = order.split(";")
+    *before, last = axes.split("|")
     if len(before) > 2:
         raise _refusal(order, "an order has arrays, regions and a page: two bars")
     named = [tuple(part.split()) for part in before]
@@ -60,7 +70,19 @@ def parse(order: str) -> Order:
     if not set(outside) <= set(_APART):
         raise _refusal(order, f"only {' and '.join(_APART)} stand before a bar")
     arrays, regions = (*named, (), ())[:2]
-    return Order(arrays, regions, page)
+    return Order(arrays, regions, page, **_options(order, options))
+
+
+def _options(order: str, options: list[str]) -> dict[str, int]:
+    """Read what stands behind the axes: an alignment, bytes from page to page."""
+    keys = {"align": "alignment", "page": "page_nbytes"}
+    found = {}
+    for option in options:
+        name, _, value = option.strip().partition(" ")
+        if name not in keys or not value.isdecimal() or int(value) < 1:
+            raise _refusal(order, "behind its axes an order has 'align N' or 'page N'")
+        found[keys[name]] = int(value)
+    return found
 
 
 def parse_order(order: str) -> tuple[str, ...]:
@@ -71,8 +93,8 @@ def parse_order(order: str) -> tuple[str, ...]:
             which an engine's own pool never is.
     """
     parsed = parse(order)
-    if parsed.arrays or parsed.regions:
-        raise _refusal(order, "an engine's pool is one array")
+    if parsed != Order((), (), parsed.page):
+        raise _refusal(order, "an engine's pool is one array, in pages of its own")
     return parsed.page
 
 

@@ -74,13 +74,12 @@ def as_bytes(arrays: Sequence[jax.Array], plan: CopyPlan) -> Pages:
             rank's.
     """
     ranks, made = plan.topology.ranks, []
-    for array in arrays:
+    page_nbytes = {plane.index: plane.page_stride for plane in plan.planes}
+    for index, array in enumerate(arrays):
         raw = jax.lax.bitcast_convert_type(array, jnp.uint8)
-        if plan.num_pages is None:
-            held = array.shape[1] if ranks > 1 else array.shape[0]
-            made.append(raw.reshape(ranks, held, -1))
-        else:
-            made.append(raw.reshape(ranks, -1))
+        one_plane = plan.num_pages is None
+        shape = (ranks, -1, page_nbytes[index]) if one_plane else (ranks, -1)
+        made.append(raw.reshape(shape))
     return made[0] if plan.num_arrays == 1 else tuple(made)
 
 

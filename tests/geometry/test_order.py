@@ -57,3 +57,14 @@ def test_an_order_of_several_arrays_is_none_of_an_engines_pool():
     ):
         with pytest.raises(errors.ConfigError, match="pool is one array"):
             order.parse_order(words)
+
+
+def test_facts_of_others_pages_stand_behind_a_semicolon():
+    parsed = order.parse("layer | field token head; align 1; page 37440")
+    assert (parsed.alignment, parsed.page_nbytes) == (1, 37_440)
+    assert order.parse("head_major").alignment == order.ALIGNMENT == 16
+    for words in ("head_major; align", "head_major; align 0", "head_major; wide 3"):
+        with pytest.raises(errors.ConfigError, match="'align N' or 'page N'"):
+            order.parse(words)
+    with pytest.raises(errors.ConfigError, match="pages of its own"):
+        order.parse_order("head_major; align 1")
