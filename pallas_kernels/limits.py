@@ -1,0 +1,79 @@
+"""Limits of one block on a Hopper GPU, and the sizes that keep within them.
+
+The law: a bulk copy moves a multiple of 16 bytes between addresses that are multiples
+of 16, and what a block keeps in shared memory, barriers counted, fits 232,448 bytes. A
+kernel asks here before it is built; a refusal is a sentence with both numbers.
+
+    chunk_nbytes(4_497_408)          # 24,576: the largest divisor of at most 32 KiB
+    misaligned(page=1_284)           # "page of 1,284 B: bulk copies move multiples ..."
+"""
+
+__all__ = [
+    "ALIGNMENT",
+    "BLOCKS",
+    "MAX_BARRIERS",
+    "SHARED_NBYTES",
+    "Unsupported",
+    "chunk_nbytes",
+    "misaligned",
+    "not_in_shared",
+    "round_up",
+    "too_long",
+]
+
+ALIGNMENT = 16
+BLOCKS = 132  # multiprocessors of an H200: one persistent block each
+SHARED_NBYTES = 232_448  # of a block, barriers and other scratch included
+BARRIER_NBYTES = 8
+MAX_BARRIERS = 32  # of one group
+MAX_ARRIVALS = 8_191  # a barrier counts 2^20 - 1 lanes, 128 a copy
+INT32 = 2**31
+
+
+class Unsupported(ValueError):
+    """An implementation that was asked for cannot run: what, which law, what would."""
+
+
+def round_up(count: int, multiple: int) -> int:
+    """Return the least multiple that is not below `count`."""
+    return -(-count // multiple) * multiple
+
+
+def chunk_nbytes(nbytes: int, most: int = 32 << 10) -> int:
+    """Return the largest divisor of `nbytes` that a copy can move, at most `most`."""
+    units = nbytes // ALIGNMENT
+    for count in range(min(units, most // ALIGNMENT), 1, -1):
+        if units % count == 0:
+            return count * ALIGNMENT
+    return ALIGNMENT
+
+
+def misaligned(**nbytes: int) -> str | None:
+    """Say which size or offset no bulk copy can serve, None when all are served."""
+    for name, value in nbytes.items():
+        if value % ALIGNMENT:
+            what = name.replace("_", " ")
+            return (
+                f"{what} of {value:,} B: bulk copies move multiples of {ALIGNMENT} B "
+                f"between multiples of {ALIGNMENT} B"
+            )
+    return None
+
+
+def not_in_shared(scratch_nbytes: int, barriers: int) -> str | None:
+    """Say that a block's scratch does not fit, None when it does."""
+    needed = scratch_nbytes + BARRIER_NBYTES * barriers
+    if needed <= SHARED_NBYTES:
+        return None
+    return (
+        f"{needed:,} B of shared memory, {barriers} barriers counted: a block has "
+        f"{SHARED_NBYTES:,} B"
+    )
+
+
+def too_long(**lengths: int) -> str | None:
+    """Say which axis an int32 index cannot walk, None when all can be walked."""
+    for name, length in lengths.items():
+        if length >= INT32:
+            return f"{length:,} {name.replace('_', ' ')}: an index has 31 bits"
+    return None
