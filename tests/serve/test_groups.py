@@ -361,3 +361,28 @@ def test_a_moving_snapshot_takes_the_room_of_the_one_before(table):
         assert made.snapshot(tokens[:length], held, moves=True)
         assert made.match([*tokens[:length], 1]).num_tokens == length
     assert made.num_evicted == 0 and made.accounts() == (0, 3, 7, 10)
+
+
+def test_the_snapshot_that_a_text_begins_from_is_not_evicted_to_make_it_room(table):
+    made, tokens = table(STATE, num_pages=13), text(26, 16)
+    held = made.begin(MISS, tokens)
+    made.snapshot(tokens[:8], held)
+    made.snapshot(tokens, held)
+    made.give_back(held)
+    assert made.accounts() == (3, 10, 0, 13)
+    other = [*tokens[:8], *text(27, 8)]
+    hit = made.match(other)
+    assert hit.num_tokens == 8  # its snapshot is spare, and the first to go
+    held = made.begin(hit, other)
+    assert made.objections([held]) == ()
+    assert made.match([*tokens[:8], 1]).num_tokens == 8
+    assert made.num_evicted == 4  # the tail of the longer text, with its snapshot
+
+
+def test_samples_of_a_prompt_of_whole_pages_share_all_but_their_state(table):
+    made = table(STATE, WINDOW)
+    held = made.begin(MISS, text(28, 8))
+    twin = made.fork(held, 8)
+    assert twin.columns[0] == held.columns[0] and twin.columns[2] == held.columns[2]
+    assert twin.columns[1] != held.columns[1]
+    assert made.objections([held, twin]) == ()
