@@ -16,14 +16,14 @@ from kvmem.serve import ServeConfig
 
 @pytest.fixture
 def smoke(repo_root, tmp_path, monkeypatch):
-    """Run the smoke config in a folder of its own; return the exit code and record."""
+    """Run a smoke config in a folder of its own; return the exit code and record."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(repo_root))
-    path = repo_root / "configs" / "smoke" / "handoff.toml"
 
-    def run(*more):
+    def run(name="handoff", *more):
+        path = repo_root / "configs" / "smoke" / f"{name}.toml"
         code = command.main(["run", str(path), "--debug", *more])
-        record = pathlib.Path("runs/smoke-handoff/record.json")
+        record = pathlib.Path(f"runs/smoke-{name}/record.json")
         return code, json.loads(record.read_text())
 
     return run
@@ -41,6 +41,43 @@ def test_what_two_ranks_wrote_one_and_eight_continue(smoke, capsys):
     )
     shown = capsys.readouterr().out
     assert "What does a page" in shown and "records verified" in shown
+
+
+HYBRIDS = [
+    "qwen3_next",
+    *(
+        pytest.param(name, marks=pytest.mark.long)
+        for name in ("gpt_oss", "gemma3", "deepseek_v32")
+    ),
+]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_all_that_the_groups_of_a_model_keep_is_handed_over(smoke, name):
+    code, record = smoke(f"handoff_{name}")
+    assert code == 0 and record["ok"]
+    names = [check["name"] for check in record["checks"]]
+    assert {
+        "tokens continued at TP=1 page 16",
+        "records verified at TP=1 page 16",
+        "tokens continued at TP=4 page 4",
+        "records verified at TP=4 page 4",
+    } <= set(names)
+
+
+@pytest.mark.parametrize(
+    ("stem", "experiment"),
+    [
+        ("handoff", "handoff"),
+        ("handoff_gemma3", "handoff"),
+        ("handoff_of_mine", "handoff"),
+        ("handoffs", None),
+        ("bench_serve_mine", "bench_serve"),
+        ("bench", None),
+    ],
+)
+def test_a_config_runs_the_experiment_that_its_stem_begins_with(stem, experiment):
+    assert command._experiment_of(stem) == experiment
 
 
 def results(tokens=4, **changes):
