@@ -30,8 +30,11 @@ def tables_of(table):
     return (GroupTable(table, np.zeros(len(table), np.int32)),)
 
 
-def greedy(spec, params, tp, mesh=None, steps=8):
-    """Continue two prompts: tokens [2, steps] and the first logits."""
+def greedy(spec, params, tp, mesh=None, steps=8, width=1):
+    """Continue two prompts: tokens [2, steps] and the first logits.
+
+    A step of `width` 5 is the program that read the prompts: one is compiled, not two.
+    """
     env = page_of(spec, tp)
     weights = parallel.load(spec, params, Topology(tp=tp), mesh)
     step = jax.jit(parallel.make_step((env,), mesh), donate_argnums=1)
@@ -42,7 +45,8 @@ def greedy(spec, params, tp, mesh=None, steps=8):
     first, out = np.asarray(logits), []
     for n in range(steps):
         out.append(np.asarray(logits).argmax(-1).astype(np.int32))
-        args = (out[-1][:, None], LENGTHS + n, ones, tables)
+        tokens = np.pad(out[-1][:, None], ((0, 0), (0, width - 1)))
+        args = (tokens, LENGTHS + n, ones, tables)
         pages, logits = step(weights, pages, *args)
     return np.stack(out, 1), first
 
@@ -83,18 +87,20 @@ def test_ranks_stacked_on_one_device_give_the_tokens_of_one(tp, eight):
 def test_explicit_axes_and_a_mesh_of_tp_alone_serve_as_well(eight):
     spec, params, tokens, _ = eight
     mesh = jax.make_mesh((4,), ("tp",), axis_types=(AxisType.Explicit,))
-    np.testing.assert_array_equal(greedy(spec, params, 4, mesh, 3)[0], tokens[:, :3])
+    found, _ = greedy(spec, params, 4, mesh, 3, width=5)
+    np.testing.assert_array_equal(found, tokens[:, :3])
     mesh = meshes.make(Topology(tp=2), axis_type=AxisType.Explicit)
-    np.testing.assert_array_equal(greedy(spec, params, 2, mesh, 3)[0], tokens[:, :3])
+    found, _ = greedy(spec, params, 2, mesh, 3, width=5)
+    np.testing.assert_array_equal(found, tokens[:, :3])
 
 
 def test_replicated_kv_heads_give_the_tokens_of_one(decoder_spec, decoder_params):
     spec = decoder_spec(heads=8, kv_heads=2, qkv_bias=True, qk_norm=True)
     params = decoder_params(spec)
-    tokens, _ = greedy(spec, params, 1, steps=4)
-    mesh = meshes.make(Topology(tp=8))
-    np.testing.assert_array_equal(greedy(spec, params, 8, mesh, 4)[0], tokens)
-    np.testing.assert_array_equal(greedy(spec, params, 8, None, 4)[0], tokens)
+    tokens, _ = greedy(spec, params, 1, steps=4, width=5)
+    for mesh in (meshes.make(Topology(tp=8)), None):
+        found, _ = greedy(spec, params, 8, mesh, 4, width=5)
+        np.testing.assert_array_equal(found, tokens)
 
 
 def test_logits_are_shards_of_the_padded_vocabulary(eight):
@@ -113,6 +119,7 @@ def test_logits_are_shards_of_the_padded_vocabulary(eight):
 
 @pytest.mark.parametrize("seqs", [1, 8])
 @pytest.mark.parametrize("where", ["one device", "mesh", "stacked"])
+@pytest.mark.cover(1)
 def test_a_decode_step_of_all_ranks_copies_no_pool(where, seqs, eight, pool_copies):
     spec, params, _, _ = eight
     tp = 1 if where == "one device" else 2

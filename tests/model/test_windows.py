@@ -88,9 +88,10 @@ class Text:
         ids = [self.held.get(column, 40) for column in columns]
         return GroupTable(np.array([ids], np.int32), np.array([first], np.int32))
 
-    def read(self, q, k, v, pad=1):
-        """Read tokens after those so far; their outputs [n, heads, D]."""
+    def read(self, q, k, v, width=None):
+        """Read tokens after those so far, padded to `width`: outputs [n, heads, D]."""
         count = len(q)
+        pad = 1 if width is None else width - count
         table = self.table(self.length + count)
         batch = []
         for row in (q, k, v):
@@ -115,8 +116,10 @@ def test_chunks_with_stale_pages_given_back_equal_the_dense_window(
 ):
     whole = rows(41)
     text = Text(page_size, window, sinks)
-    found = [text.read(*(row[at : at + 5] for row in whole)) for at in range(0, 40, 5)]
-    found.append(text.read(*(row[40:] for row in whole)))
+    found = [
+        text.read(*(row[at : at + 5] for row in whole), width=6)
+        for at in range(0, 41, 5)
+    ]
     expected = dense(*whole, window, sinks)
     np.testing.assert_allclose(np.concatenate(found), expected, atol=2e-6)
 
@@ -160,11 +163,10 @@ def test_a_window_rolled_back_within_its_pages_is_exact(page_size, rows):
     before, after = rows(6), rows(9, seed=4)
     whole = [np.concatenate([a[:4], b[4:]]) for a, b in zip(before, after, strict=True)]
     text = Text(page_size, window=4)
-    text.read(*before)
+    text.read(*before, width=7)
     text.length = 4  # two tokens back: the pages of positions 1 to 3 are all held
-    found = np.concatenate(
-        [text.read(*(r[4:6] for r in whole)), text.read(*(r[6:] for r in whole))]
-    )
+    parts = ([r[a:b] for r in whole] for a, b in ((4, 6), (6, 9)))
+    found = np.concatenate([text.read(*part, width=7) for part in parts])
     np.testing.assert_allclose(found, dense(*whole, window=4)[4:], atol=2e-6)
 
 
