@@ -3,7 +3,7 @@
 The first floor. Frozen, hashable dataclasses and arithmetic on them; no jax.
 """
 
-from kvmem.geometry import envelope, kinds, order, rope, width
+from kvmem.geometry import envelope, formats, kinds, order, rope, width
 from kvmem.geometry.declare import Declared, declare
 from kvmem.geometry.envelope import Entry, Envelope, Plane
 from kvmem.geometry.fields import DTYPES, Field, LayerSpec, Part, np_dtype
@@ -31,6 +31,7 @@ __all__ = [
     "Topology",
     "declare",
     "envelope",
+    "formats",
     "group_layers",
     "hit_pages",
     "kinds",

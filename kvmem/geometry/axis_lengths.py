@@ -3,8 +3,8 @@
 The law: an array of a list keeps the fields that its place among the numbering axes
 says, and every axis but the page's has a length that follows from them.
 
-    fields_by_array(axes.parse("page token dim"), group)    # one list of fields an array
-    length(("token", "dim"), fields, group, topology, item=2)   # elements of a flat page
+    fields_by_array(axes.parse("page token dim"), group)    # a list an array
+    length(("token", "dim"), fields, group, topology, item=2)    # of a flat page
 """
 
 import math
