@@ -1,0 +1,161 @@
+"""Offline: a kernel compiled to H200 machine code on a machine without a GPU.
+
+The CUDA plugin of jax holds the whole compiler, and compiles for a device that is only
+described. No array is made, so a pool of 34 GB costs nothing. What it says is read
+here: registers and spills of each kernel, bytes of temporary memory, whether the pool
+is aliased, and whether page offsets have 64 bits.
+
+    JAX_PLATFORMS=cpu MOSAIC_GPU_DUMP_PTX=1 ...    # see `environment`
+    report = offline.compile_for(offline.described(), run, *shapes)
+
+The law is `objections(report, ...)`: empty, or what is wrong with numbers.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+__all__ = ["Report", "compile_for", "described", "environment", "objections"]
+__all__ += ["unavailable"]
+
+_PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+
+# Numbers of the public data sheet of an H200 SXM and of the CUDA programming guide.
+_H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32
+  shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 4800000000000 l2_cache_size: 62914560 clock_rate_ghz: 1.98
+  device_memory_size: 150754820096 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 }
+device_description_str: "NVIDIA H200"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What the compiler said of one program."""
+
+    registers: tuple[int, ...]  # of each kernel of ours
+    spilled_nbytes: int
+    alias_nbytes: int
+    temp_nbytes: int
+    copied: tuple[str, ...]  # shapes that the program copies as a whole
+    wide_offsets: int  # multiplications by a page's size that have 64 bits
+
+
+def environment(folder: str) -> dict[str, str]:
+    """Return the variables that must stand before jax is imported."""
+    return {
+        "JAX_PLATFORMS": "cpu",
+        "MOSAIC_GPU_DUMP_PTXAS": "1",
+        "MOSAIC_GPU_DUMP_PTX": "1",
+        "MOSAIC_GPU_DUMP_TO": folder,
+    }
+
+
+def unavailable() -> str | None:
+    """Say why nothing can be compiled here, None when it can."""
+    for name in _PLUGINS:
+        try:
+            if importlib.util.find_spec(name) is not None:
+                break
+        except ModuleNotFoundError:
+            continue
+    else:
+        return "jax's CUDA plugin is not installed here (make test-kernels brings it)"
+    if os.environ.get("JAX_PLATFORMS") != "cpu":
+        return "the plugin compiles without a GPU only under JAX_PLATFORMS=cpu"
+    if "MOSAIC_GPU_DUMP_TO" not in os.environ:
+        return "MOSAIC_GPU_DUMP_TO was not set before jax was imported"
+    return None
+
+
+@functools.cache
+def described(devices: int = 1):
+    """Return `devices` H200s that are described and not there."""
+    found = topologies.get_topology_desc(
+        "h200", platform="cuda", topology=f"1x1x{devices}", target_config=_H200
+    )
+    return tuple(found.devices)
+
+
+def compile_for(devices, run: Callable, *shapes, donate: bool = True) -> Report:
+    """Compile `run` for the first device, or as its shapes' shardings say."""
+    folder = pathlib.Path(os.environ["MOSAIC_GPU_DUMP_TO"])
+    before = set(folder.iterdir())
+    one = SingleDeviceSharding(devices[0])
+    placed = [
+        shape
+        if getattr(shape, "sharding", None) is not None
+        else jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=one)
+        for shape in shapes
+    ]
+    donated = (0,) if donate else ()
+    lowered = jax.jit(run, donate_argnums=donated).trace(*placed).lower()
+    was_on = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)  # it would say nothing
+    try:
+        compiled = lowered.compile()
+    finally:
+        jax.config.update("jax_enable_compilation_cache", was_on)
+    return _read(compiled, shapes, sorted(set(folder.iterdir()) - before))
+
+
+def _read(compiled, shapes, dumped: list[pathlib.Path]) -> Report:
+    said = "".join(p.read_text() for p in dumped if p.suffix == ".ptxas")
+    ptx = "".join(p.read_text() for p in dumped if p.suffix == ".ptx")
+    memory = compiled.memory_analysis()
+    return Report(
+        registers=tuple(int(n) for n in re.findall(r"Used (\d+) registers", said)),
+        spilled_nbytes=sum(map(int, re.findall(r"(\d+) bytes spill stores", said))),
+        alias_nbytes=memory.alias_size_in_bytes,
+        temp_nbytes=memory.temp_size_in_bytes,
+        copied=tuple(re.findall(r"= (\S+?)(?:\{[^}]*\})? copy\(", compiled.as_text())),
+        wide_offsets=len(re.findall(_wide(shapes[0]), ptx)),
+    )
+
+
+def _wide(pool) -> str:
+    """Return what 64-bit multiplications by the page's size look like in PTX."""
+    page_nbytes = pool.shape[-1] * pool.dtype.itemsize
+    found = rf"mul\.(?:wide\.[su]32|lo\.[su]64)\s+%rd\d+, %rd?\d+, {page_nbytes};"
+    if page_nbytes & (page_nbytes - 1) == 0:
+        found += rf"|shl\.b64\s+%rd\d+, %rd\d+, {page_nbytes.bit_length() - 1};"
+    return found
+
+
+def objections(report: Report, pool_nbytes: int, staging_nbytes: int) -> list[str]:
+    """Return what is wrong with a program, [] when it is what it should be."""
+    found = []
+    if not report.registers:
+        found.append("no kernel of ours is in it")
+    if report.spilled_nbytes:
+        found.append(f"{report.spilled_nbytes} B of registers spilled")
+    if report.alias_nbytes != pool_nbytes:
+        found.append(f"{report.alias_nbytes:,} B aliased of {pool_nbytes:,} B")
+    if report.temp_nbytes > staging_nbytes:
+        found.append(f"{report.temp_nbytes:,} B of memory above {staging_nbytes:,} B")
+    if not report.wide_offsets:
+        found.append("no offset of 64 bits in the PTX")
+    return found
+
+
+def make_folder() -> str:
+    """Return a new folder for the compiler's words."""
+    return tempfile.mkdtemp(prefix="kvmem-ptx-")
