@@ -61,7 +61,7 @@ def _chain(
     """Return the keys and tokens that were asked for."""
     if arguments.tokens:
         ids = _read_tokens(arguments.tokens)
-        namespace = f"{facts.model_id}/{facts.format_id}"
+        namespace = f"{facts.model_id}/{store.whole_id(facts.format_id)}"
         keys = store.chain_keys(namespace, ids, facts.chunk_tokens)
         whole = np.array(ids[: len(keys) * facts.chunk_tokens], np.int32)
         return chain_file.Chain(keys, whole.reshape(-1, facts.chunk_tokens))

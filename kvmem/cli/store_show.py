@@ -55,7 +55,8 @@ def _explained(
         "format": {
             "id": format_id,
             "facts": fields,
-            "holds": fields is not None and canonical.format.id_of(fields) == format_id,
+            "holds": fields is not None
+            and canonical.format.id_of(fields) == store.whole_id(format_id),
         },
         "chains": chains,
         "segments": len(rows),

@@ -23,6 +23,7 @@ import numpy as np
 import safetensors.numpy
 
 from kvmem.store.page_key import KEY_NBYTES, PageKey, link, seed
+from kvmem.store.parts import whole_id
 from kvmem.store.segment import Facts
 
 
@@ -83,5 +84,5 @@ def write(
 
 def _is_first(facts: Facts, keys: Sequence[PageKey], tokens: np.ndarray) -> bool:
     """Say whether the first key is that of a plain text's first chunk."""
-    start = seed(f"{facts.model_id}/{facts.format_id}")
+    start = seed(f"{facts.model_id}/{whole_id(facts.format_id)}")
     return bool(keys) and link(start, tokens[0]) == keys[0]

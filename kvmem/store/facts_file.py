@@ -20,6 +20,7 @@ from kvmem.store import bucket, durable
 from kvmem.store.object_store import ObjectStore
 from kvmem.store.page_store import PageStore
 from kvmem.store.parted_store import PartedStore
+from kvmem.store.parts import whole_id
 
 
 class Explained(NamedTuple):
@@ -30,8 +31,8 @@ class Explained(NamedTuple):
 
 
 def names(model_id: str, format_id: str) -> tuple[str, str]:
-    """Return the two files' names below the root."""
-    return f"{model_id}/_model.json", f"{model_id}/_format.{format_id}.json"
+    """Return the two files' names below the root; a part is explained by its whole."""
+    return f"{model_id}/_model.json", f"{model_id}/_format.{whole_id(format_id)}.json"
 
 
 def write(
