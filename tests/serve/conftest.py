@@ -246,7 +246,7 @@ def hybrid_engine(hybrid_model, shared_steps, monkeypatch, request):
         config = {"max_batch": 4, "max_length": 96, "prefill_chunk": 16}
         config |= {"batches": (4,), "chunks": (16,), "widths": (96,), **serve}
         topology = Topology(tp)
-        pages = pages or (64 if kind == "state" else 44)  # few, and of one size
+        pages = pages or (36 if kind == "state" else 44)  # few, and of one size
         solved = budget.solve(
             groups,
             topology,
