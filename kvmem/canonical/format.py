@@ -74,7 +74,8 @@ def _rope(rope: Rope, row_width: int) -> Facts:
     """
     width = row_width - rope.offset if rope.width is None else rope.width
     listed = rope.frequencies
-    return {
+    besides = {} if rope.kind == "plain" else {"kind": rope.kind}
+    return besides | {
         "theta": float(rope.theta) if listed is None else None,
         "frequencies": None if listed is None else [f"{f:.9e}" for f in listed],
         "style": rope.style,

@@ -3,7 +3,16 @@
 The first floor. Frozen, hashable dataclasses and arithmetic on them; no jax.
 """
 
-from kvmem.geometry import envelope, formats, kinds, order, rope, width
+from kvmem.geometry import (
+    envelope,
+    formats,
+    kinds,
+    order,
+    quantise,
+    rerotate,
+    rope,
+    width,
+)
 from kvmem.geometry.declare import Declared, declare
 from kvmem.geometry.envelope import Entry, Envelope, Plane
 from kvmem.geometry.fields import DTYPES, Field, LayerSpec, Part, np_dtype
@@ -37,6 +46,8 @@ __all__ = [
     "kinds",
     "np_dtype",
     "order",
+    "quantise",
+    "rerotate",
     "rope",
     "width",
 ]

@@ -222,14 +222,7 @@ def _state(name: str, index: int, *parts: Part) -> LayerSpec:
 
 def _at_tail(rope: Rope, rank: int, rope_dim: int) -> Rope:
     """Return the rotation with its window at the tail of a latent row."""
-    return Rope(
-        theta=rope.theta,
-        style=rope.style,
-        offset=rank,
-        width=rope_dim,
-        frequencies=rope.frequencies,
-        magnitude=rope.magnitude,
-    )
+    return dataclasses.replace(rope, offset=rank, width=rope_dim)
 
 
 def _require_blocks(name: str, width: int) -> None:

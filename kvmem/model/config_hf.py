@@ -7,12 +7,9 @@ a fact of `ModelSpec` or named in the refusal; all refusals come at once, those 
     read(Path("Qwen2.5-0.5B/config.json")).qkv_bias      # True
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from kvmem import geometry
 from kvmem.errors import FormatMismatch, say
@@ -260,45 +257,19 @@ def _rope(block: Mapping[str, Any], head_dim: int) -> geometry.Rope:
 
 
 def _yarn(theta: float, width: int, block: Mapping[str, Any]) -> geometry.Rope:
-    """Scale frequencies by YaRN (arXiv 2309.00071) and give its attention factor.
-
-    Pairs that turn more than `beta_fast` times within the original length keep their
-    frequency, those that turn less than `beta_slow` times are slowed by `factor`, and
-    a linear ramp over the pairs' places joins the two.
-    """
-    factor = block["factor"]
-    original = block["original_max_position_embeddings"]
-    base = geometry.Rope(theta).inverse_frequencies(width)
-
-    def place(turns: float) -> float:
-        wavelength_ratio = original / (turns * 2 * math.pi)
-        return width * math.log(wavelength_ratio) / (2 * math.log(theta))
-
-    low = place(block.get("beta_fast") or 32)
-    high = place(block.get("beta_slow") or 1)
-    if block.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, width - 1)
-    ramp = (np.arange(width // 2) - low) / (high - low if high != low else 0.001)
-    slowed = np.clip(ramp, 0.0, 1.0)
-    scaled = base * (1 - slowed) + base / factor * slowed
-    return geometry.Rope(
-        theta, frequencies=tuple(scaled.tolist()), magnitude=_attention_factor(block)
+    """Turn a YaRN block into a rope; absent keys are YaRN's own."""
+    return geometry.rope.yarn(
+        theta,
+        width,
+        block["factor"],
+        block["original_max_position_embeddings"],
+        beta_fast=block.get("beta_fast") or 32,
+        beta_slow=block.get("beta_slow") or 1,
+        attention_factor=block.get("attention_factor"),
+        mscale=block.get("mscale"),
+        mscale_all_dim=block.get("mscale_all_dim"),
+        truncate=block.get("truncate", True),
     )
-
-
-def _attention_factor(block: Mapping[str, Any]) -> float:
-    """Return YaRN's factor on cos and sin."""
-    if block.get("attention_factor") is not None:
-        return float(block["attention_factor"])
-
-    def grown(weight: float) -> float:
-        factor = block["factor"]
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-    if block.get("mscale") and block.get("mscale_all_dim"):
-        return grown(block["mscale"]) / grown(block["mscale_all_dim"])
-    return grown(1.0)
 
 
 def _eos_ids(

@@ -1,0 +1,164 @@
+"""Re-rotation: a stored key turned on to another place, as facts and on the host.
+
+A key that stands rotated at place p is moved to q by one turn of q - p. The law: the
+turn is made in float32 from the row as it was stored, with the frequencies that rotated
+it; it has unit length, so a magnitude that is in the row stays in it once; dims outside
+the window and rows that do not move keep their bytes. What cannot be turned is refused
+with the reason, never turned by guess.
+
+    turns(layer)                      # (Turn(field="k", scales=None, rope=...),)
+    by_delta(rows, rope, delta)       # f32[n, D] of rows that move by delta[n]
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from kvmem import errors
+from kvmem.geometry.fields import Field, LayerSpec, np_dtype
+from kvmem.geometry.quantise import narrow
+from kvmem.geometry.rope import KINDS, Rope
+
+__all__ = ["Turn", "by_delta", "obstacle", "turns"]
+
+
+class Turn(NamedTuple):
+    """A field whose rows turn, by a window in its own dims; and its scales, if any."""
+
+    field: Field
+    scales: Field | None
+    rope: Rope
+
+
+def by_delta(rows: np.ndarray, rope: Rope, delta: int | np.ndarray) -> np.ndarray:
+    """Return rows turned on by `delta` places, in their own dtype.
+
+    Args:
+        rows: [..., D] of any float dtype, rotated as `rope` says.
+        delta: new place minus the stored one; an integer, or one for each of the first
+            axes of `rows`.
+    """
+    delta = np.asarray(delta, np.int64)
+    window = rope.window(rows.shape[-1])
+    angles = delta[..., None] * rope.inverse_frequencies(rows.shape[-1])  # float64
+    wide = angles.reshape(*delta.shape, *[1] * (rows.ndim - 1 - delta.ndim), -1)
+    cos, sin = np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
+    found = rows.copy()
+    part = rows[..., window.start : window.stop].astype(np.float32)
+    first, second = _pairs(part, rope.style)
+    turned = np.empty_like(part)
+    into = _pairs(turned, rope.style)
+    into[0][...] = first * cos - second * sin
+    into[1][...] = second * cos + first * sin
+    moved = np.broadcast_to((delta != 0)[..., None], (*delta.shape, 1))
+    moved = moved.reshape(*delta.shape, *[1] * (rows.ndim - delta.ndim))
+    own = rows[..., window.start : window.stop]
+    found[..., window.start : window.stop] = np.where(
+        moved, _as(turned, rows.dtype), own
+    )
+    return found
+
+
+def turns(layer: LayerSpec) -> tuple[Turn, ...]:
+    """Return what turns in the rows of a layer: nothing where rows are not rotated.
+
+    Raises:
+        IncompatiblePlan: rows that cannot be turned; says which law they meet.
+    """
+    reason = obstacle(layer)
+    if reason is not None:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"keys of layer {layer.name!r} turned to another place",
+                reason,
+                "Compute these tokens again at their new place",
+            )
+        )
+    return () if layer.rope is None else (_turn(layer),)
+
+
+def obstacle(layer: LayerSpec) -> str | None:
+    """Say why a layer's rows cannot be turned, None where they can."""
+    rope = layer.rope
+    if layer.kind == "state":
+        return "a recurrent state has no rows that stand at a place"
+    if rope is None:
+        if layer.kind == "gqa":
+            return None  # stored unrotated: bytes are the same at every place
+        return f"no window is declared in its {layer.kind} rows, and none is guessed"
+    if KINDS[rope.kind] is not None:
+        return KINDS[rope.kind]
+    try:
+        window = rope.window(layer.head_dim)
+    except errors.ConfigError as error:
+        return str(error).rstrip(".")
+    if layer.kind == "mla" and (window.start == 0 or window.stop != layer.head_dim):
+        return (
+            f"a latent of {layer.head_dim} dims is rotated at its tail, and the window "
+            f"is [{window.start}, {window.stop})"
+        )
+    return _field_obstacle(layer, window)
+
+
+def _field_obstacle(layer: LayerSpec, window: range) -> str | None:
+    held = _held(layer, window)
+    if held is None:
+        return f"the window [{window.start}, {window.stop}) lies in no one field"
+    field, scales, start = held
+    if scales is None:
+        return None
+    block = _elements(field) // _elements(scales)
+    if (window.start - start) % block or (window.stop - start) % block:
+        return (
+            f"a scale serves {block} dims, and the window "
+            f"[{window.start}, {window.stop}) ends inside a block: dims that do not "
+            "turn would be rounded again"
+        )
+    return None
+
+
+def _turn(layer: LayerSpec) -> Turn:
+    window = layer.rope.window(layer.head_dim)
+    field, scales, start = _held(layer, window)
+    rope = dataclasses.replace(
+        layer.rope, offset=window.start - start, width=len(window)
+    )
+    return Turn(field, scales, rope)
+
+
+def _held(layer: LayerSpec, window: range) -> tuple[Field, Field | None, int] | None:
+    """Return the field that a window lies in, its scales, and where its dims begin.
+
+    A row's dims are those of its fields end to end, scales apart: of keys and values
+    the keys alone, of a latent all.
+    """
+    fields, start = layer.fields, 0
+    for place, field in enumerate(fields):
+        if field.is_scale:
+            continue
+        width = _elements(field)
+        if start <= window.start and window.stop <= start + width:
+            after = fields[place + 1 : place + 2]
+            scales = after[0] if after and after[0].is_scale else None
+            return field, scales, start
+        if layer.kind == "gqa":
+            return None
+        start += width
+    return None
+
+
+def _elements(field: Field) -> int:
+    return field.head_nbytes // np_dtype(field.dtype).itemsize
+
+
+def _pairs(rows: np.ndarray, style: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the two members of each pair, as views."""
+    half = rows.shape[-1] // 2
+    if style == "half":
+        return rows[..., :half], rows[..., half:]
+    return rows[..., 0::2], rows[..., 1::2]
+
+
+def _as(rows: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    return narrow(rows, dtype.name)

@@ -1,0 +1,124 @@
+"""Re-rotation of token records: keys to other places, everything else as it is.
+
+Pure, on bytes: what was computed at one place of a text is made what it would be at
+another, as far as rotation goes. The law: only the declared windows of keys change, and
+in quantised keys the scales beside them; values, other dims, other fields and rows that
+do not move are bit-identical. Turn records as they were stored, not copies that were
+turned before: each turn rounds once.
+
+    moved = rerotate(records, group, delta=512)            # all rows by one distance
+    moved = rerotate(records, group, new - old)            # i64[n], a distance a row
+"""
+
+import numpy as np
+
+from kvmem import errors
+from kvmem.canonical import canonical_envelope
+from kvmem.geometry import LifecycleGroup, np_dtype, quantise
+from kvmem.geometry import rerotate as turning
+from kvmem.geometry.rerotate import Turn
+
+__all__ = ["rerotate"]
+
+
+def rerotate(
+    records: np.ndarray, group: LifecycleGroup, delta: int | np.ndarray
+) -> np.ndarray:
+    """Return records whose keys stand `delta` places further on.
+
+    Args:
+        records: u8[n, record], as they were stored.
+        delta: new place minus stored place; one integer, or i64[n].
+
+    Raises:
+        IncompatiblePlan: every layer whose rows cannot be turned, each with its reason.
+        FormatMismatch: records that are not the group's, or as many distances as rows.
+        CorruptPage: quantised keys that are not finite.
+    """
+    _require(records, group, delta)
+    places = np.broadcast_to(np.asarray(delta, np.int64), len(records))
+    moved = np.array(records)
+    changed = np.flatnonzero(places)
+    if not changed.size:
+        return moved
+    rows = np.ascontiguousarray(records[changed])
+    entries = canonical_envelope(group, 1).entries
+    starts = {(e.field.layer, e.field.name, e.head0): e.offset for e in entries}
+    for layer in group.layers:
+        for turn in turning.turns(layer):
+            for head in range(turn.field.rows):
+                at = starts[layer.name, turn.field.name, head]
+                scales_at = None
+                if turn.scales is not None:
+                    scales_at = starts[layer.name, turn.scales.name, head]
+                _turn(rows, turn, at, scales_at, places[changed])
+    moved[changed] = rows
+    return moved
+
+
+def _turn(
+    rows: np.ndarray, turn: Turn, at: int, scales_at: int | None, delta: np.ndarray
+) -> None:
+    """Turn one head's keys in place."""
+    keys = _read(rows, at, turn.field.head_nbytes, turn.field.dtype)
+    if turn.scales is None:
+        _write(rows, at, turning.by_delta(keys, turn.rope, delta))
+        return
+    scales = _read(rows, scales_at, turn.scales.head_nbytes, turn.scales.dtype)
+    turned = turning.by_delta(quantise.dequantise(keys, scales), turn.rope, delta)
+    num_scales = scales.shape[1]
+    new, new_scales = quantise.quantise(
+        turned, turn.field.dtype, turn.scales.dtype, num_scales
+    )
+    block = keys.shape[1] // num_scales
+    window = turn.rope.window(keys.shape[1])
+    touched = slice(window.start // block, window.stop // block)
+    keys[:, window.start : window.stop] = new[:, window.start : window.stop]
+    scales[:, touched] = new_scales[:, touched]
+    _write(rows, at, keys)
+    _write(rows, scales_at, scales)
+
+
+def _read(rows: np.ndarray, at: int, nbytes: int, dtype: str) -> np.ndarray:
+    return np.array(rows[:, at : at + nbytes]).view(np_dtype(dtype))
+
+
+def _write(rows: np.ndarray, at: int, values: np.ndarray) -> None:
+    raw = np.ascontiguousarray(values).view(np.uint8)
+    rows[:, at : at + raw.shape[1]] = raw
+
+
+def _require(records: np.ndarray, group: LifecycleGroup, delta) -> None:
+    """Refuse what cannot be turned, all layers at once."""
+    reasons = [
+        f"layer {layer.name!r}: {reason}"
+        for layer in group.layers
+        if (reason := turning.obstacle(layer)) is not None
+    ]
+    if reasons:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"records of group {group.name!r} moved to another place",
+                "; ".join(reasons),
+                "Compute these tokens again at their new place",
+            )
+        )
+    shape = records.shape
+    if records.dtype != np.uint8 or len(shape) != 2 or shape[1] != group.record_nbytes:
+        raise errors.FormatMismatch(
+            errors.say(
+                f"records of {records.dtype}{list(shape)}",
+                f"a record of this group is u8[{group.record_nbytes}]",
+                "Read with the model that wrote",
+            )
+        )
+    given = np.asarray(delta)
+    whole = np.issubdtype(given.dtype, np.integer)
+    if not whole or given.shape not in ((), (len(records),)):
+        raise errors.FormatMismatch(
+            errors.say(
+                f"distances {given.dtype}{list(given.shape)}, {len(records)} records",
+                "a distance is an integer, one for all rows or one a row",
+                "Give new place minus stored place",
+            )
+        )
