@@ -386,3 +386,24 @@ def test_samples_of_a_prompt_of_whole_pages_share_all_but_their_state(table):
     assert twin.columns[0] == held.columns[0] and twin.columns[2] == held.columns[2]
     assert twin.columns[1] != held.columns[1]
     assert made.objections([held, twin]) == ()
+
+
+def test_two_that_computed_one_text_end_with_one_copy_in_every_group(table):
+    made, tokens = table(WINDOW, FULL), text(29, 12)
+    first, second = made.begin(MISS, tokens), made.begin(MISS, tokens)
+    made.publish(tokens, first)
+    made.publish(tokens, second)
+    assert second.columns == first.columns
+    assert made.accounts() == (31, 0, 9, 40)
+    assert made.objections([first, second]) == ()
+
+
+def test_a_page_where_another_text_ends_is_not_spare(table, compute):
+    made, tokens = table(WINDOW), text(30, 24)
+    made.give_back(compute(made, tokens))
+    passed = len(made.shelf.companions.spares)
+    assert passed == 4  # pages 0 to 3 of 6
+    other = made.begin(MISS, tokens[:12])
+    made.publish(tokens[:12], other)
+    assert len(made.shelf.companions.spares) == passed - 3
+    assert made.objections([other]) == ()
