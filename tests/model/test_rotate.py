@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from kvmem import geometry
 from kvmem.geometry import Rope
-from kvmem.model.rotate import angles, rotate
+from kvmem.model.rotate import angles, by_delta, rotate
 
 
 def turned(rows, positions, rope):
@@ -64,3 +65,40 @@ def test_a_score_depends_on_the_distance_alone(rows):
 
     assert score(5, 2) == pytest.approx(score(45, 42), abs=1e-4)
     assert score(5, 2) != pytest.approx(score(5, 3), abs=1e-2)
+
+
+SCALED = [
+    Rope(500_000.0),
+    Rope(100.0, style="interleaved", offset=2, width=4),
+    geometry.rope.llama3(500_000.0, 8, 8.0, 1.0, 4.0, 8192),
+    geometry.rope.yarn(10_000.0, 8, 32.0, 4096),
+    geometry.rope.linear(10_000.0, 8, 4.0),
+]
+
+
+@pytest.mark.parametrize("rope", SCALED)
+def test_a_turn_by_a_distance_is_the_hosts_to_a_millionth(rope):
+    rows = np.random.default_rng(5).standard_normal((64, 3, 8)).astype(np.float32)
+    delta = np.random.default_rng(6).integers(-(1 << 30), 1 << 30, 64)
+    delta[:3] = 0, 1, -1
+    found = np.asarray(by_delta(rows, rope, delta.astype(np.int32)))
+    np.testing.assert_allclose(
+        found, geometry.rerotate.by_delta(rows, rope, delta), atol=2e-6
+    )
+    assert found[0].tobytes() == rows[0].tobytes()
+
+
+def test_one_distance_serves_all_rows_and_dtypes_stay():
+    rows = np.random.default_rng(7).standard_normal((4, 8)).astype(np.float32)
+    for dtype in ("bfloat16", "float16", "float8_e4m3fn"):
+        held = rows.astype(geometry.np_dtype(dtype))
+        found = by_delta(held, Rope(100.0), 7)
+        assert found.dtype == held.dtype
+        want = geometry.rerotate.by_delta(held, Rope(100.0), 7)
+        assert np.array_equal(np.asarray(found).view(np.uint8), want.view(np.uint8))
+
+
+def test_a_turned_fp8_key_saturates():
+    held = np.full((1, 2), 448, geometry.np_dtype("float8_e4m3fn"))
+    found = np.asarray(by_delta(held, Rope(frequencies=(np.pi / 4,)), 1))
+    assert found.astype(np.float32).tolist()[0][1] == 448.0
