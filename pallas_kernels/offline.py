@@ -132,12 +132,18 @@ def _read(compiled, shapes, dumped: list[pathlib.Path]) -> Report:
 
 
 def _wide(pool) -> str:
-    """Return what 64-bit multiplications by the page's size look like in PTX."""
+    """Return what 64-bit multiplications by a page look like in PTX, in bytes or words.
+
+    An offset in words is a multiplication by the page's words and a shift by 2.
+    """
     page_nbytes = pool.shape[-1] * pool.dtype.itemsize
-    found = rf"mul\.(?:wide\.[su]32|lo\.[su]64)\s+%rd\d+, %rd?\d+, {page_nbytes};"
-    if page_nbytes & (page_nbytes - 1) == 0:
-        found += rf"|shl\.b64\s+%rd\d+, %rd\d+, {page_nbytes.bit_length() - 1};"
-    return found
+    found = []
+    for factor in (page_nbytes, page_nbytes // 4):
+        found.append(rf"(?:mul|mad)\.wide\.[su]32\s+%rd\d+, %r\d+, {factor}\b")
+        found.append(rf"(?:mul|mad)\.lo\.[su]64\s+%rd\d+, %rd\d+, {factor}\b")
+        if factor & (factor - 1) == 0:
+            found.append(rf"shl\.b64\s+%rd\d+, %rd\d+, {factor.bit_length() - 1};")
+    return "|".join(found)
 
 
 def objections(report: Report, pool_nbytes: int, staging_nbytes: int) -> list[str]:

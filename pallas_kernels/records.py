@@ -72,10 +72,10 @@ def tiles_of(records, nbytes: int, slot_stride: int, slots: int) -> Tiles:
 def indices(
     pages, ids, table, records, first, *, nbytes, slot_stride, slots, num_pages
 ):
-    """Return where every run of every token stands: page, byte of it, byte of records.
+    """Return where the runs of tokens stand: page, byte of the page, of the record.
 
-    i32[tokens, 1, 1], i32[tokens, K, nbytes], i32[1, K, nbytes]; the page is P, nobody's,
-    where a token has none.
+    i32[tokens, 1, 1], i32[tokens, K, nbytes], i32[1, K, nbytes]; the page is P, which
+    is nobody's, where a token has none.
     """
     num_pages = pages.shape[0] if num_pages is None else num_pages
     token = first + jnp.arange(records.shape[0], dtype=jnp.int32)
