@@ -227,6 +227,10 @@ def test_a_windows_rows_begin_with_their_page_where_they_can(in_memory):
     kept.put(text.keys, text.tokens, text.rows(window9=(5, 6, 7)))
     found = kept.get(text.keys, text.tokens, page_tokens=16)
     assert found.rows["window9"].ordinals == (6, 7)
+    other = text.rows(window9=(4,))["window9"].rows.reshape(1, CHUNK, -1)
+    kept.stores["window9"].put(text.keys[4:5], text.tokens[4:5] + 1, other)
+    found = kept.get(text.keys, text.tokens, page_tokens=16)
+    assert (found.num_hit, found.rows["window9"].ordinals) == (8, (6, 7))
 
 
 @pytest.mark.parametrize("seed", range(3))
