@@ -80,15 +80,14 @@ class Books:
             self._owed.append(("release", group, vpages, 0))
 
     def fork(self, group: int, vpages: tuple[int, ...], copied: int) -> list[int]:
-        """Share pages with a second holder; it gets a copy of column `copied`.
+        """Share a sequence's pages with another; it gets a copy of column `copied`.
+
+        A copy alone, of a page that the cache holds, shares nothing.
 
         Raises:
             OutOfPages: no page is free for the copy; then nothing has changed.
         """
-        shared = (*vpages[:copied], *vpages[copied + 1 :])
-        alone = self.count_alone(group, shared)
         child = self.ledger.fork(group, vpages, copied)
-        self.num_alone[group] -= alone
         self._owed.append(("fork", group, vpages, copied))
         return child.tolist()
 
