@@ -6,6 +6,10 @@ resume from those records. The law: every token equals that of one uninterrupted
 TP=1 that kept no store, and the pools take the very bytes that the budget said.
 
     python -m experiments run configs/handoff.toml
+    python -m experiments run configs/handoff_qwen3_next.toml    # and its states
+
+A random model may repeat one token, so the distance of its two best logits is compared
+as well: it is another at every position, whatever the tokens are.
 """
 
 import dataclasses
@@ -30,6 +34,7 @@ __all__ = ["Config", "Message", "run"]
 
 _SEGMENT = re.compile(r"\d{8}-[0-9a-f]{8}")
 _MARGIN = 1e-3  # below it the two best logits are a tie that rounding may decide
+_DRIFT = 1e-2  # by which rounding alone may move the distance of the two best logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +214,9 @@ def _checks(config, prompt_tokens, know, write, reads) -> Iterator[Check]:
         yield _tokens_equal(
             f"tokens continued at {name}", read, rest, margins[config.tokens :]
         )
+        yield _margins_equal(
+            f"margins continued at {name}", read["margins"], margins[config.tokens :]
+        )
         yield Check(
             f"chunks read at {name}",
             read["chunks_read"] == whole == write["chunks_written"],
@@ -238,6 +246,14 @@ def _tokens_equal(name: str, result: dict, known: list[int], margins) -> Check:
     tie = margins[first] < _MARGIN
     law = "a tie" if tie else f"no tie, the margin is {margins[first]:.4f}"
     return Check(name, False, f"{equal} of {len(pairs)} equal; at {first} {law}")
+
+
+def _margins_equal(name: str, margins: list[float], known: list[float]) -> Check:
+    """Hold the distances of the two best logits to those known, but for rounding."""
+    apart = max(abs(a - b) for a, b in zip(margins, known, strict=True))
+    spread = max(known) - min(known)
+    detail = f"{apart:.1e} apart at most, where they range over {spread:.1e}"
+    return Check(name, apart < _DRIFT, detail)
 
 
 def _measurements(reads) -> dict[str, float]:

@@ -35,7 +35,7 @@ def test_what_two_ranks_wrote_one_and_eight_continue(smoke, capsys):
     assert record["store_root"] == "runs/smoke-handoff/store"
     assert pathlib.Path("runs/smoke-handoff/handoff.png").stat().st_size > 10_000
     names = [check["name"] for check in record["checks"]]
-    assert len(names) == 1 + 2 * 3 + 4
+    assert len(names) == 1 + 2 * 4 + 4
     assert {"tp1_first_token_resumed_s", "tp8_first_token_prefilled_s"} <= set(
         record["measurements"]
     )
@@ -86,6 +86,7 @@ def results(tokens=4, **changes):
     write = {"output_ids": [*range(tokens)], "chunks_written": 2}
     read = {
         "output_ids": [*range(tokens, 2 * tokens)],
+        "margins": [0.5] * tokens,
         "chunks_read": 2,
         "verified_tokens": 16,
     }
@@ -125,6 +126,10 @@ def test_equal_results_pass():
         (
             {"read__output_ids": [4, 5, 6, 9]},
             ["tokens continued at TP=1 page 16"],
+        ),
+        (
+            {"read__margins": [0.5, 0.5, 0.52, 0.5]},
+            ["margins continued at TP=1 page 16"],
         ),
         ({"read__chunks_read": 1}, ["chunks read at TP=1 page 16"]),
         ({"read__verified_tokens": 15}, ["records verified at TP=1 page 16"]),
