@@ -294,10 +294,14 @@ class Engine(Loop):
         """
         return self._requests.take(request_id)
 
-    def records(self, request_id: int, sample: int = 0) -> np.ndarray:
+    def records(
+        self, request_id: int, sample: int = 0
+    ) -> np.ndarray | dict[str, np.ndarray]:
         """Return the token records of a going request: u8[num_computed, record].
 
         A copy, in the canonical form: the same bytes at every topology and page size.
+        Of several groups, by their names: of a window the tokens whose pages are held,
+        the last of them the newest; of a state one record.
 
         Raises:
             InvalidId: the request or the sample is not going.
