@@ -3,6 +3,8 @@
 import pytest
 
 from kvmem import errors
+from kvmem.geometry import Lifecycle, LifecycleGroup
+from kvmem.geometry.lifecycle import FULL, STATE
 from kvmem.serve.buckets import Bucket, ServeConfig, declare
 
 
@@ -72,3 +74,19 @@ def test_sizes_that_leave_a_length_without_a_bucket_are_refused(values, law):
     with pytest.raises(errors.ConfigError) as refused:
         ServeConfig(**values)
     assert law in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("life", "decode", "prefill"),
+    [
+        (FULL, 64, 64),
+        (Lifecycle("window", 128), 9, 25),  # a step reads what a window holds
+        (Lifecycle("window", 128, 20), 11, 27),
+        (Lifecycle("window", 2_000), 64, 64),
+        (STATE, 1, 1),
+    ],
+)
+def test_a_groups_table_is_as_wide_as_what_it_holds_at_most(life, decode, prefill):
+    group = LifecycleGroup("a test's", "target", life, (), page_size=16)
+    assert Bucket(8, 1, 64).width(group) == decode
+    assert Bucket(1, 256, 64).width(group) == prefill
