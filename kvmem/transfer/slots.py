@@ -10,23 +10,25 @@ padding between pages included.
     pages = put_slots(pages, [96, -1, 5], rows, plan)     # Donates `pages`.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import operator
+from collections.abc import Iterator, Sequence
 
-import jax
 import numpy as np
 
 from kvmem import errors
+from kvmem.canonical.elect import ALONE
+from kvmem.canonical.grid import RunGrid
 from kvmem.canonical.plan import CopyPlan
-from kvmem.canonical.runs import CopyRun
-from kvmem.transfer import checks, memory
-from kvmem.transfer.arrays import Pages, Part, as_given, listed, num_pages, parts
+from kvmem.transfer import checks, host, memory
+from kvmem.transfer.arrays import Pages, as_given, listed, num_pages, parts
 from kvmem.transfer.choose import choose
+from kvmem.transfer.host import Lane
+from kvmem.transfer.window import Window
 
 __all__ = ["put_slots", "take_slots"]
 
 Slots = Sequence[int] | np.ndarray
-_Copy = Callable[..., None]  # (pages' rows, which, records' rows, which)
+_NEIGHBOURS = 8  # rows from which on a strided copy beats numpy's indexing
 
 
 def take_slots(
@@ -50,12 +52,13 @@ def take_slots(
         out = np.zeros((len(at), plan.record_nbytes), np.uint8)
     checks.records_fit(out, plan, len(at), "out")
     checks.writable(out)
-    split, writers = _split(at, plan), plan.writers()
+    lanes = []
     for plane, part in enumerate(parts(pages, plan)):
         shards = {s.index: s for s in listed(pages)[part.array].addressable_shards}
-        for shard in shards.values():
+        for index, shard in shards.items():
             held = np.asarray(shard.data)
-            _move(held, shard, split, out, writers, plane, part, _take)
+            lanes += host.lanes_of(held, index, plan, ALONE, plane, part)
+    _move(lanes, at, out, plan, to_pages=False)
     return out
 
 
@@ -94,12 +97,13 @@ def put_slots(
         )
     if not named.size:
         return pages
-    packed, split = np.ascontiguousarray(records), _split(at, plan)
+    packed, lanes = np.ascontiguousarray(records), []
     arrays = [memory.claim(array) for array in listed(pages)]
     for plane, part in enumerate(parts(as_given(arrays, pages), plan)):
         for shard in arrays[part.array].addressable_shards:
             held = memory.writable(shard.data)
-            _move(held, shard, split, packed, plan.runs, plane, part, _put)
+            lanes += host.lanes_of(held, shard.index, plan, "holders", plane, part)
+    _move(lanes, at, packed, plan, to_pages=True)
     return as_given(arrays, pages)
 
 
@@ -120,76 +124,82 @@ def _checked(pages: Pages, slots: Slots, plan: CopyPlan) -> np.ndarray:
     return at
 
 
-class _Split(NamedTuple):
-    """Slots as pages and tokens of them, i64[n] each, and which are named at all."""
-
-    page: np.ndarray
-    token: np.ndarray
-    named: np.ndarray
-
-
-def _split(at: np.ndarray, plan: CopyPlan) -> _Split:
-    return _Split(*np.divmod(at, plan.page_tokens), at >= 0)
-
-
 def _move(
-    held: np.ndarray,
-    shard: jax.Shard,
-    slots: _Split,
+    lanes: Sequence[Lane],
+    at: np.ndarray,
     records: np.ndarray,
-    runs: Sequence[Sequence[CopyRun]],
-    plane: int,
-    part: Part,
-    copy: _Copy,
+    plan: CopyPlan,
+    to_pages: bool,
 ) -> None:
-    """Move the named rows of one plane between one shard and records."""
-    ranks, first = held.shape[0], shard.index[0].start or 0
-    flat = held.reshape(-1)
-    for rank in range(ranks):
-        memory_at = part._replace(base=part.base + rank * (flat.size // ranks))
-        for run in runs[first + rank]:
-            if run.plane == plane:
-                _run(flat, memory_at, run, slots, records, copy)
+    """Move the named rows: by spans of neighbours, or row by row, whichever is less."""
+    spans = _spans(at, plan.page_tokens)
+    move = _by_spans if len(at) >= _NEIGHBOURS * len(spans) else _by_rows
+    move(lanes, at, records, plan.page_tokens, to_pages)
 
 
-def _run(
-    flat: np.ndarray,
-    part: Part,
-    run: CopyRun,
-    slots: _Split,
-    records: np.ndarray,
-    copy: _Copy,
-) -> None:
-    """Move one run: the same bytes of every named row that it has."""
+def _spans(at: np.ndarray, page_tokens: int) -> list[tuple[int, int]]:
+    """Return [first, stop) of the rows whose slots are neighbours in one page."""
+    follows = np.diff(at) == 1
+    follows &= at[1:] % page_tokens != 0
+    follows &= at[:-1] >= 0
+    firsts = np.flatnonzero(np.r_[True, ~follows]) if at.size else np.zeros(0, int)
+    stops = np.r_[firsts[1:], len(at)]
+    return [
+        (int(first), int(stop))
+        for first, stop in zip(firsts, stops, strict=False)
+        if at[first] >= 0
+    ]
+
+
+def _by_spans(lanes, at, records, page_tokens, to_pages) -> None:
+    """Copy neighbours together: one strided copy a lane."""
+    for first, stop in _spans(at, page_tokens):
+        page, token = divmod(int(at[first]), page_tokens)
+        window, some = Window(token, stop - first, page_tokens), records[first:stop]
+        for lane in lanes:
+            for local, record in host.fragments(lane, page, 0, window, some):
+                if to_pages:
+                    np.copyto(local, record)
+                else:
+                    np.copyto(record, local)
+
+
+def _by_rows(lanes, at, records, page_tokens, to_pages) -> None:
+    """Copy rows that are apart: numpy walks the places of one field of all rows."""
+    page, token = np.divmod(at, page_tokens)
     record_nbytes = records.shape[1]
-    start, offset = divmod(run.canonical_offset, record_nbytes)
-    step = max(run.canonical_stride // record_nbytes, 1)
-    index, left = np.divmod(slots.token - start, step)
-    held = slots.named & (left == 0) & (index >= 0) & (index < run.count)
-    rows = np.flatnonzero(held)
-    if not rows.size:
-        return
-    row = np.dtype((np.void, run.nbytes))
-    page = slots.page[rows]
-    pages = np.ndarray(
-        (int(page.max()) + 1, run.count),
-        row,
-        flat,
-        part.base + run.local_offset,
-        (part.page_stride, run.local_stride),
-    )
-    taken = np.ndarray((len(records),), row, records, offset, (record_nbytes,))
-    copy(pages, (page, index[rows]), taken, _plain(rows, len(records)))
+    for lane in lanes:
+        corner = lane.grid.corner
+        start, offset = divmod(corner.canonical_offset, record_nbytes)
+        step = max(corner.canonical_stride // record_nbytes, 1)
+        index, left = np.divmod(token - start, step)
+        held = (at >= 0) & (left == 0) & (index >= 0) & (index < corner.count)
+        rows = np.flatnonzero(held)
+        if not rows.size:
+            continue
+        places = page[rows], index[rows]
+        for local, canonical in _cells(lane.grid):
+            row = np.dtype((np.void, corner.nbytes))
+            pages = np.ndarray(
+                (int(places[0].max()) + 1, corner.count),
+                row,
+                lane.memory,
+                lane.part.base + corner.local_offset + local,
+                (lane.part.page_stride, corner.local_stride),
+            )
+            taken = np.ndarray(
+                (len(records),), row, records, offset + canonical, (record_nbytes,)
+            )
+            if to_pages:
+                pages[places] = taken[rows]
+            else:
+                taken[rows] = pages[places]
 
 
-def _plain(rows: np.ndarray, count: int) -> np.ndarray | slice:
-    """Return every row as a slice, which numpy copies without an index."""
-    return slice(None) if len(rows) == count else rows
-
-
-def _take(pages, slots, records, rows) -> None:
-    records[rows] = pages[slots]
-
-
-def _put(pages, slots, records, rows) -> None:
-    pages[slots] = records[rows]
+def _cells(grid: RunGrid) -> Iterator[tuple[int, int]]:
+    """Yield how far each cell of a lattice is from its corner, on both sides."""
+    for cell in np.ndindex(*grid.counts):
+        yield tuple(
+            sum(map(operator.mul, cell, steps))
+            for steps in (grid.local_steps, grid.canonical_steps)
+        )
