@@ -26,11 +26,17 @@ def reference(pages, ids, *, num_pages: int | None = None) -> jax.Array:
     return jnp.where(named[:, None], rows, jnp.uint8(0))
 
 
-def host(pages: np.ndarray, ids: np.ndarray, *, num_pages: int | None = None):
-    """Do the same in numpy."""
+def host(
+    pages: np.ndarray,
+    ids: np.ndarray,
+    *,
+    num_pages: int | None = None,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """Do the same in numpy, into `out` u8[n, E] where it is given."""
     num_pages = pages.shape[0] if num_pages is None else num_pages
     named = (ids >= 0) & (ids < num_pages)
-    rows = np.take(pages, np.where(named, ids, 0), axis=0, mode="clip")
+    rows = np.take(pages, np.where(named, ids, 0), axis=0, out=out, mode="clip")
     rows[~named] = 0
     return rows
 
