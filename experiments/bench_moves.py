@@ -1,4 +1,4 @@
-"""How fast bytes and books move: records, pages handed out, zeroed, written.
+"""How fast bytes and books move: records, pages, rows, handouts, zeros, writes.
 
 Each part runs its sides in turns, with the plain operation that it is held against in
 the same turns: one memcpy of the same bytes, one donated scatter of 256 rows, memset.
@@ -14,9 +14,10 @@ from collections.abc import Iterator
 
 import jax
 
-from experiments import book_race, record_race
+from experiments import book_race, page_race, record_race
 from experiments.harness import Check, Record, Rounds, RunConfig, interleave
 from experiments.measure import scatter_job
+from experiments.page_race import PAGE_COPY, ROW_COPY, Row
 from experiments.record_race import MEMCPY, Layout
 from kvmem.geometry import LayerSpec, Topology, envelope, group_layers
 
@@ -66,6 +67,8 @@ class Targets:
         handout_scatters: a handout takes at most this many calibrated scatters ...
         handout_ms: ... and these milliseconds.
         zero: bytes a second over memset's.
+        pages: bytes a second of whole pages over memcpy's.
+        blocked_rows: those of blocked-scale rows.
         growth: the largest pool's time over the smallest one's, for handouts and
             writes; one but for noise.
     """
@@ -73,6 +76,8 @@ class Targets:
     handout_scatters: float = 3.0
     handout_ms: float = 0.3
     zero: float = 0.5
+    pages: float = 0.5
+    blocked_rows: float = 0.3
     growth: float = 1.25
 
 
@@ -91,6 +96,9 @@ class Config(RunConfig):
         sequences: that get a page each; and tokens that are written.
         handouts: of a turn; the turn's figure is their median.
         zero_pages: pages that are cleared.
+        moved_pages: whole pages that are gathered and scattered.
+        blocked_row: what a blocked-scale row is.
+        blocked_rows: rows that are taken out of slots and put back.
         write_pools_mib: sizes of the pools that are written to.
         write_page_size: tokens of a page there.
     """
@@ -105,6 +113,9 @@ class Config(RunConfig):
     sequences: int = 256
     handouts: int = 16
     zero_pages: int = 96
+    moved_pages: int = 96
+    blocked_row: Row = Row()
+    blocked_rows: int = 8192
     write_pools_mib: tuple[int, ...] = (64, 256)
     write_page_size: int = 16
 
@@ -113,6 +124,7 @@ def run(config: Config) -> Iterator[Record]:
     """Yield what moving records, books, zeros and rows costs."""
     _ask_for_devices(max(layout.tp for layout in config.layouts))
     yield from _records(config)
+    yield from _pages_and_rows(config)
     yield _books(config)
     yield _zeroing(config)
     yield _writes(config)
@@ -170,6 +182,52 @@ def _records(config: Config) -> Iterator[Record]:
             for verb in ("export", "import")
         ),
         measurements=figures,
+    )
+
+
+def _pages_and_rows(config: Config) -> Iterator[Record]:
+    """Move whole pages and blocked-scale rows, each beside one memcpy."""
+    (group,) = group_layers(config.geometry.specs(), config.geometry.page_size)
+    cases = page_race.make_cases(
+        config.moved_pages,
+        envelope.build(group, Topology(), 0).nbytes,
+        config.blocked_row,
+        config.blocked_rows,
+    )
+    timed = interleave(page_race.jobs(cases), config.rounds)
+    wrong = page_race.objections(cases)
+    yield Record(
+        "moved_pages_and_rows",
+        "correctness",
+        "pages and blocked-scale rows that were moved are what they were",
+        "host",
+        checks=(Check("pages and rows", not wrong, "; ".join(wrong) or "equal bytes"),),
+    )
+    targets = config.targets
+    sides = {
+        "pages_gather": (PAGE_COPY, targets.pages),
+        "pages_scatter": (PAGE_COPY, targets.pages),
+        "blocked_rows_take": (ROW_COPY, targets.blocked_rows),
+        "blocked_rows_put": (ROW_COPY, targets.blocked_rows),
+    }
+    ratios = {side: timed.ratio(copy, side) for side, (copy, _) in sides.items()}
+    yield Record(
+        "pages_and_rows_against_memcpy",
+        "measurement",
+        "bytes a second of whole pages and of blocked-scale rows over one memcpy of "
+        "the same bytes, one thread",
+        "host",
+        repetitions=config.rounds,
+        checks=tuple(
+            _at_least(side, ratios[side], least, "of memcpy")
+            for side, (_, least) in sides.items()
+        ),
+        measurements={f"{side}_ratio": round(r, 3) for side, r in ratios.items()}
+        | {
+            "page_bytes": cases.page_rows.nbytes,
+            "row_bytes": cases.records.nbytes,
+            "record_bytes_a_token": cases.records.shape[1],
+        },
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import experiments.__main__ as command
-from experiments import bench_moves, book_race, record_race
+from experiments import bench_moves, book_race, page_race, record_race
 from experiments.harness import Rounds
 from experiments.record_race import Layout
 
@@ -21,12 +21,14 @@ def test_the_smoke_config_runs_every_part(repo_root, tmp_path, monkeypatch, caps
     assert {record["name"] for record in data["records"]} == {
         "moved_records",
         "records_against_memcpy",
+        "moved_pages_and_rows",
+        "pages_and_rows_against_memcpy",
         "handout_books",
         "zeroed_pages",
         "written_rows",
         "host_books",
     }
-    assert len(data["checks"]) == 2 + 4 + 2 + 1 + 2
+    assert len(data["checks"]) == 2 + 4 + 1 + 4 + 2 + 1 + 2
 
 
 @pytest.fixture
@@ -53,6 +55,18 @@ def test_what_is_timed_moves_every_record(case):
     case.records = case.records[::-1].copy()
     jobs["tp2_head_major_import_threads_1"]()
     assert record_race.objections(case) == ()
+
+
+def test_pages_and_rows_that_moved_wrongly_are_named():
+    cases = page_race.make_cases(3, 64, page_race.Row(2, 128, 4), rows=21)
+    assert page_race.objections(cases) == ()
+    for job in page_race.jobs(cases).values():
+        job()
+    cases.records = cases.records[::-1].copy()
+    assert page_race.objections(cases) == ("blocked-scale rows are not what was put",)
+    cases.gather = lambda: None
+    cases.page_rows[...] = 0
+    assert "gathered pages are not those of the list" in page_race.objections(cases)
 
 
 def test_cleared_pages_are_the_same_on_both_sides():
