@@ -60,10 +60,15 @@ class Shape:
 
     def objection(self, pages, offsets, entries: int) -> str | None:
         """Say why no kernel turns these blocks into rows, None when one does."""
-        refusal = limits.misaligned(page=pages.shape[1]) or limits.too_long(
-            pages=pages.shape[0],
-            units_of_work=entries * offsets.shape[0],
-            rows=entries * offsets.shape[0] * max(self.tall, 1),
+        refusal = limits.misplaced(offsets, limits.ALIGNMENT, "a page")
+        refusal = (
+            refusal
+            or limits.misaligned(page=pages.shape[1])
+            or limits.too_long(
+                pages=pages.shape[0],
+                units_of_work=entries * offsets.shape[0],
+                rows=entries * offsets.shape[0] * max(self.tall, 1),
+            )
         )
         if refusal:
             return refusal

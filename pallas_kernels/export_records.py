@@ -23,7 +23,17 @@ __all__ = ["host", "kernel", "reference", "supports"]
 
 
 def reference(
-    into, pages, ids, table, first, *, nbytes, slot_stride, slots, num_pages=None
+    into,
+    pages,
+    ids,
+    table,
+    first,
+    *,
+    nbytes,
+    slot_stride,
+    slots,
+    alignment=None,
+    num_pages=None,
 ) -> jax.Array:
     """Return the records with the tokens of the pages in them."""
     page, at, in_record = records.indices(
@@ -53,6 +63,7 @@ def host(
     nbytes,
     slot_stride,
     slots,
+    alignment=None,
     num_pages=None,
 ) -> np.ndarray:
     """Do the same in numpy, in place."""
@@ -76,6 +87,7 @@ def kernel(
     nbytes,
     slot_stride,
     slots,
+    alignment=None,
     num_pages=None,
     blocks: int = 2 * limits.BLOCKS,
     stages: int | None = None,
@@ -89,7 +101,7 @@ def kernel(
     if not (ids.shape[0] and table.shape[0] and into.shape[0]):
         return into
     num_pages = pages.shape[0] if num_pages is None else num_pages
-    tiles = records.tiles_of(into, nbytes, slot_stride, slots)
+    tiles = records.tiles_of(into, nbytes, slot_stride, slots, alignment)
     shares = records.share_of(ids, table, tiles, blocks)
     ring_of = ring.Slots(tiles.tile_nbytes, stages or tiles.stages, 0)
     num_tokens, width, rows = into.shape[0], nbytes // 4, tiles.tile_slots
@@ -185,8 +197,19 @@ def kernel(
 
 
 def supports(
-    into, pages, ids, table, first, *, nbytes, slot_stride, slots, num_pages=None
+    into,
+    pages,
+    ids,
+    table,
+    first,
+    *,
+    nbytes,
+    slot_stride,
+    slots,
+    alignment=None,
+    num_pages=None,
 ) -> str | None:
     """Say why the kernel cannot serve these shapes, None when it can."""
     sizes = {"nbytes": nbytes, "slot_stride": slot_stride, "slots": slots}
+    sizes["alignment"] = alignment
     return records.objection(pages, ids, table, into, **sizes)

@@ -22,7 +22,17 @@ __all__ = ["host", "kernel", "reference", "supports"]
 
 
 def reference(
-    pages, ids, table, rows, first, *, nbytes, slot_stride, slots, num_pages=None
+    pages,
+    ids,
+    table,
+    rows,
+    first,
+    *,
+    nbytes,
+    slot_stride,
+    slots,
+    alignment=None,
+    num_pages=None,
 ) -> jax.Array:
     """Return the pool with the records in the slots of their tokens."""
     num_pages = pages.shape[0] if num_pages is None else num_pages
@@ -52,6 +62,7 @@ def host(
     nbytes,
     slot_stride,
     slots,
+    alignment=None,
     num_pages=None,
 ) -> np.ndarray:
     """Do the same in numpy, in place."""
@@ -77,6 +88,7 @@ def kernel(
     nbytes,
     slot_stride,
     slots,
+    alignment=None,
     num_pages=None,
     blocks: int = 2 * limits.BLOCKS,
     stages: int | None = None,
@@ -86,7 +98,7 @@ def kernel(
     if not (ids.shape[0] and table.shape[0] and rows.shape[0]):
         return pages
     num_pages = pages.shape[0] if num_pages is None else num_pages
-    tiles = records.tiles_of(rows, nbytes, slot_stride, slots)
+    tiles = records.tiles_of(rows, nbytes, slot_stride, slots, alignment)
     shares = records.share_of(ids, table, tiles, blocks)
     stages = 1 if tiles.by_words else stages or tiles.stages
     ring_of = ring.Slots(tiles.tile_nbytes, stages, 0)
@@ -188,8 +200,19 @@ def kernel(
 
 
 def supports(
-    pages, ids, table, rows, first, *, nbytes, slot_stride, slots, num_pages=None
+    pages,
+    ids,
+    table,
+    rows,
+    first,
+    *,
+    nbytes,
+    slot_stride,
+    slots,
+    alignment=None,
+    num_pages=None,
 ) -> str | None:
     """Say why the kernel cannot serve these shapes, None when it can."""
     sizes = {"nbytes": nbytes, "slot_stride": slot_stride, "slots": slots}
+    sizes["alignment"] = alignment
     return records.objection(pages, ids, table, rows, **sizes)

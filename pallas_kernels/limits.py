@@ -8,6 +8,9 @@ kernel asks here before it is built; a refusal is a sentence with both numbers.
     misaligned(page=1_284)           # "page of 1,284 B: bulk copies move multiples ..."
 """
 
+import jax
+import numpy as np
+
 __all__ = [
     "ALIGNMENT",
     "BLOCKS",
@@ -16,6 +19,7 @@ __all__ = [
     "Unsupported",
     "chunk_nbytes",
     "misaligned",
+    "misplaced",
     "not_in_shared",
     "round_up",
     "too_long",
@@ -58,6 +62,16 @@ def misaligned(**nbytes: int) -> str | None:
                 f"between multiples of {ALIGNMENT} B"
             )
     return None
+
+
+def misplaced(offsets, multiple: int, what: str) -> str | None:
+    """Say which offset of a list is no multiple; None where its values are not known."""
+    if isinstance(offsets, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return None
+    wrong = [value for value in np.asarray(offsets).tolist() if value % multiple]
+    if not wrong:
+        return None
+    return f"offset {wrong[0]:,} in {what}: copies stand at multiples of {multiple} B"
 
 
 def not_in_shared(scratch_nbytes: int, barriers: int) -> str | None:

@@ -5,6 +5,9 @@ record that is contiguous in a slot: bytes [page_offset + s * slot_stride, + nby
 a page are bytes [record_offset, + nbytes) of the record of slot s. Runs of one call
 differ only in their two offsets; those of another width are another call.
 
+A record's runs stand at multiples of `alignment` bytes: 16, or 4 (None: 16 where the
+record itself is a multiple of 16).
+
 Row r of the records is token first + r of the table: slot (first + r) mod T of entry
 (first + r) div T. The law: a copy that cuts no token moves every slot of a tile.
 """
@@ -63,10 +66,12 @@ class Tiles:
         return max(1, min(16, _STAGED_NBYTES // self.tile_nbytes))
 
 
-def tiles_of(records, nbytes: int, slot_stride: int, slots: int) -> Tiles:
-    """Return the tiles of a call: by words where its records are not aligned."""
-    by_words = bool(records.shape[1] % limits.ALIGNMENT)
-    return Tiles(slots, nbytes, slot_stride, by_words)
+def tiles_of(records, nbytes: int, slot_stride: int, slots: int, alignment) -> Tiles:
+    """Return the tiles of a call: by words where runs of records are not aligned."""
+    if alignment is None:
+        aligned = records.shape[1] % limits.ALIGNMENT == 0
+        alignment = limits.ALIGNMENT if aligned else words.WORD_NBYTES
+    return Tiles(slots, nbytes, slot_stride, alignment % limits.ALIGNMENT != 0)
 
 
 def indices(
@@ -119,10 +124,13 @@ def scratch(slots, shares: lists.Shares, table, tiles: Tiles) -> tuple:
     )
 
 
-def objection(pages, ids, table, records, *, nbytes, slot_stride, slots) -> str | None:
+def objection(
+    pages, ids, table, records, *, nbytes, slot_stride, slots, alignment
+) -> str | None:
     """Say why no kernel moves these records, None when one does.
 
-    Offsets of the table are data; they must be multiples of 16, in a record of 4.
+    Offsets in a page must be multiples of 16, in a record of `alignment`; those of a
+    table whose values are not known here are the caller's word.
     """
     refusal = limits.misaligned(
         page=pages.shape[1], run=nbytes, slot_stride=slot_stride
@@ -131,7 +139,16 @@ def objection(pages, ids, table, records, *, nbytes, slot_stride, slots) -> str 
         return refusal
     if records.shape[1] % words.WORD_NBYTES:
         return f"records of {records.shape[1]:,} B: registers move words of 4 B"
-    tiles = tiles_of(records, nbytes, slot_stride, slots)
+    tiles = tiles_of(records, nbytes, slot_stride, slots, alignment)
+    multiple = words.WORD_NBYTES if tiles.by_words else limits.ALIGNMENT
+    if records.shape[1] % multiple:
+        return f"records of {records.shape[1]:,} B, said to be multiples of {multiple}"
+    if not isinstance(table, jax.ShapeDtypeStruct):
+        refusal = limits.misplaced(
+            table[:, 0], limits.ALIGNMENT, "a page"
+        ) or limits.misplaced(table[:, 1], multiple, "a record")
+        if refusal:
+            return refusal
     if tiles.by_words and tiles.tile_nbytes // 4 % LANES:
         return (
             f"{slots} slots of {nbytes} B in records of {records.shape[1]:,} B: no "

@@ -220,6 +220,7 @@ def supports(
         slot_stride=slot_stride,
         table=4 * columns,
     ) or limits.too_long(pages=pages.shape[0], slots=n * slots)
+    refusal = refusal or limits.misplaced(offsets, limits.ALIGNMENT, "a page")
     if refusal:
         return refusal
     rows = _tile_rows(slots, columns)

@@ -281,8 +281,10 @@ def test_doctor_says_devices_versions_and_why(capsys):
     assert {"kvmem", "python", "jax", "jaxlib"} <= set(facts["versions"])
     runs = {row["operation"]: row for row in facts["implementations"]}
     assert runs["attend"]["implementation"] == "xla"
-    assert "no kernel exists yet" in runs["attend"]["reason"]
-    assert runs["export_records"]["implementation"] == "host"
+    assert "XLA compiles it for cpu" in runs["attend"]["reason"]
+    assert runs["transfer.export_records"]["implementation"] == "host"
+    assert runs["gather_pages"]["implementation"] == "reference"
+    assert "needs a CUDA device, and this is cpu" in runs["gather_pages"]["reason"]
     assert cli.main(["doctor"]) == 0
     assert "operations" in capsys.readouterr().out
 

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels import interpret, limits, ring
+from pallas_kernels import interpret, limits, lists, ring
 
 
 class Prover:
@@ -41,10 +41,20 @@ class Prover:
     params = staticmethod(interpret.params)
     reset = staticmethod(interpret.reset)
 
-    @staticmethod
-    def without_guard(monkeypatch) -> None:
-        """Let every id pass the guard that kernels ask, lists settled as before."""
+    def unguarded_differs(self, op, monkeypatch, *arrays, **facts) -> bool:
+        """Answer whether a kernel that lets every id pass its guard is found out."""
+        right = jax.jit(lambda *a: op.reference(*a, **facts))(*arrays)
         monkeypatch.setattr(ring, "guarded", lambda page, num_pages: page == page)
+        # The list is settled in jax before the body: let its bounds be the array's.
+        monkeypatch.setattr(lists, "settle", lambda ids, num_pages: ids)
+        monkeypatch.setattr(lists, "inside", lambda ids, num_pages: ids == ids)
+        wrong = jax.jit(lambda *a: op.kernel(*a, **facts, interpret=interpret.params()))
+        try:
+            found = np.asarray(wrong(*arrays))
+        except Exception:
+            interpret.reset()
+            return True
+        return bool((found != np.asarray(right)).any())
 
 
 @pytest.fixture
