@@ -9,6 +9,7 @@ from kvmem.geometry import Lifecycle
 from kvmem.geometry.lifecycle import FULL, STATE
 from kvmem.prefix import Hit, PrefixCache
 from kvmem.serve.page_table import PageTable
+from kvmem.serve.scheduler import Scheduler
 
 MISS = Hit(0, ())
 WINDOW = Lifecycle("window", 8)
@@ -407,3 +408,45 @@ def test_a_page_where_another_text_ends_is_not_spare(table, compute):
     made.publish(tokens[:12], other)
     assert len(made.shelf.companions.spares) == passed - 3
     assert made.objections([other]) == ()
+
+
+@pytest.fixture
+def scheduled():
+    """A scheduler over a table."""
+
+    def make(table):
+        return Scheduler(table, max_batch=2, prefill_chunk=8, max_length=64)
+
+    return make
+
+
+def test_alone_a_text_begins_anew_where_its_snapshot_leaves_it_no_room(
+    table, scheduled, new_sequence
+):
+    made = table(STATE, num_pages=11)
+    tokens = text(31, 16)
+    compute_and_free(made, tokens)  # 4 + 3
+    scheduler = scheduled(made)
+    longer = new_sequence([*tokens, *text(32, 12)], max_tokens=1)  # 7 + 3, and 3 kept
+    scheduler.add(longer)
+    assert [admitted.sequence for admitted in scheduler.admit()] == [longer]
+    assert longer.num_computed == 0 and "no room" in longer.miss_reason
+    assert scheduler.objections() == ()
+
+
+def test_a_prefill_takes_one_snapshot_a_page_before_its_end(
+    table, scheduled, new_sequence
+):
+    made = table(STATE)
+    scheduler = scheduled(made)
+    scheduler.add(new_sequence(text(33, 21)))
+    scheduler.admit()
+    counts = []
+    while (work := scheduler.plan()) is not None and scheduler.running[0].num_left:
+        counts.append(work.rows[0].count)
+        scheduler.advance(work)
+        if sum(counts) == 21:
+            break
+    assert counts == [8, 8, 4, 1]
+    forks = [owed for owed in made.books._owed if owed[0] == "fork"]
+    assert len(forks) == 1 and made.match(text(33, 21)).num_tokens == 20
