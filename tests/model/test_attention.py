@@ -55,9 +55,12 @@ def rows():
     return make
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2), donate_argnums=0)
-def step(pages, env, layer, q, k, v, table, starts, num_new):
-    return attend(pages, env, layer, q, k, v, table, starts, num_new)
+@functools.partial(jax.jit, static_argnames=("env", "layer", "scale"), donate_argnums=0)
+def step(pages, env, layer, q, k, v, table, starts, num_new, scale=None):
+    return attend(pages, env, layer, q, k, v, table, starts, num_new, scale)
+
+
+read_only = jax.jit(attend_written, static_argnames=("envelope", "layer"))
 
 
 def in_chunks(pages, env, layer, texts, table, chunks):
@@ -148,8 +151,8 @@ def test_scale_replaces_the_inverse_root(rows):
     env = page_of()
     q, k, v = rows(1, 4)
     args = (k, v, np.array([[0]], np.int32), ints(0), ints(4))
-    _, plain = attend(poisoned(1, env), env, "l0", q * 2, *args)
-    _, scaled = attend(poisoned(1, env), env, "l0", q, *args, scale=2 * 8**-0.5)
+    _, plain = step(poisoned(1, env), env, "l0", q * 2, *args)
+    _, scaled = step(poisoned(1, env), env, "l0", q, *args, scale=2 * 8**-0.5)
     np.testing.assert_allclose(plain, scaled, atol=1e-6)
 
 
@@ -199,7 +202,7 @@ def test_a_page_past_the_end_reads_as_zeros_never_as_the_last_page(rows):
     pages = jnp.asarray(np.ones((6, env.nbytes // 4), np.float32).view(np.uint8))
     q, _, _ = rows(1, 1)
     table, positions = np.array([[1, 2, 6]], np.int32), np.array([[11]], np.int32)
-    out = attend_written(pages, env, "l0", q * 0, positions, table, ints(12))
+    out = read_only(pages, env, "l0", q * 0, positions, table, ints(12))
     np.testing.assert_allclose(out, 8 / 12, atol=1e-6)  # 4 of 12 equal rows are zero
 
 

@@ -1,5 +1,6 @@
 """Attention where layers have arrays of their own: the same outputs, or a refusal."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from kvmem.model import attention, parallel
 from kvmem.model.page_rows import read_plan, write_plan
 
 HEADS, DIM, PAGE, PAGES = 2, 8, 4, 6
+attend = jax.jit(attention.attend, static_argnames=("envelope", "layer"))
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +34,8 @@ def test_a_layers_own_array_gives_the_outputs_of_the_shared_one(group, order):
     v = rng.standard_normal((1, 7, HEADS, 4), np.float32)
     table = jnp.asarray([[4, 1, PAGES]], jnp.int32)
     rest = (q, k, v, table, jnp.zeros(1, jnp.int32), jnp.full(1, 7, jnp.int32))
-    _, expected = attention.attend(shared, whole, "l1", *rest)
-    pages, found = attention.attend(own, apart, "l1", *rest)
+    _, expected = attend(shared, whole, "l1", *rest)
+    pages, found = attend(own, apart, "l1", *rest)
     assert np.array_equal(found, expected)
     untouched = [page for page in range(PAGES) if page not in (4, 1)]
     assert (np.asarray(pages)[untouched] == 0xFF).all()
