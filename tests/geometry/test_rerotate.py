@@ -70,6 +70,7 @@ def test_chunks_move_by_their_own_distances():
             assert np.array_equal(found[:, :24], rows[chunk, layer][:, :24])
 
 
+@pytest.mark.case("ROP-06")
 @pytest.mark.parametrize("name", SCALED)
 def test_a_turn_is_what_an_encoding_at_the_new_place_gives(name):
     facts = SCALED[name]

@@ -224,3 +224,36 @@ def test_tight_pages_of_others_become_aligned_pages_of_our_own():
     filled = transfer.import_records(pages, [3, 1, 2], records, plan)
     again = transfer.export_records(filled, [3, 1, 2], plan, NB * BS)
     assert np.array_equal(records, again) and jax.tree.leaves(filled)
+
+
+@pytest.mark.parametrize("key", [0, 1, 4, 7, 13, 15, 16, "RPA_PACKED"])
+def test_ranks_that_are_stacked_give_the_records_of_the_whole(key):
+    form, group, arrays = laid_out(key)
+    cells = expected_keys_and_values()
+    local, ranks = [], Topology(2)
+    for rank in range(2):
+        specs = [
+            LayerSpec(f"l{i}", i, kv_heads=1, head_dim=HS, dtype="float32")
+            for i in range(NL)
+        ]
+        (mine,) = group_layers(specs, BS)
+        plan, pages, listed = opened(form, mine, blank(form, mine))
+        own = np.ascontiguousarray(cells[:, :, rank : rank + 1]).reshape(NB * BS, -1)
+        filled = transfer.import_records(pages, [2, 0, 1], own.view(np.uint8), plan)
+        local.append(transfer.from_bytes(filled, listed))
+    stacked = [jnp.stack(pair) for pair in zip(*local, strict=True)]
+    shapes = formats.shapes(form, group, NB)
+    like = iter(stacked)
+    nest = like_of(shapes, like)
+    declared = formats.declare(form, group, nest, topology=ranks)
+    plan = canonical.plan(group, ranks, declared.order, num_pages=declared.num_pages)
+    pages = transfer.as_bytes(stacked, plan)
+    found = transfer.export_records(pages, [2, 0, 1], plan, NB * BS)
+    assert np.array_equal(found, gathered(form, group, arrays))
+
+
+def like_of(shapes, stacked):
+    """Return arrays in the nesting of shapes, taken one after another."""
+    if hasattr(shapes, "shape"):
+        return next(stacked)
+    return type(shapes)(like_of(each, stacked) for each in shapes)

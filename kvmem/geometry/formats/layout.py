@@ -41,11 +41,13 @@ def declare(
     group: LifecycleGroup,
     arrays: object,
     page_nbytes: int | None = None,
+    topology: Topology | None = None,
 ) -> declaring.Declared:
-    """Return the page order and number of pages of one rank's arrays.
+    """Return the page order and number of pages of arrays.
 
     Args:
         arrays: nested as the format lists them.
+        topology: of several ranks: each array then stacks theirs on a first axis.
         page_nbytes: bytes from page to page, where they are padded; see
             `geometry.declare`.
 
@@ -55,9 +57,13 @@ def declare(
     """
     if form.is_blocked:
         _require_words(group, page_nbytes)
-    return declaring.declare(
-        group, Topology(), form.line, flat(form, group, arrays), page_nbytes
-    )
+    topology = topology or Topology()
+    line = form.line
+    if topology.ranks > 1:
+        *before, inside = line.split("|")
+        line = "|".join([*before, f" rank {inside.strip()}"])
+    listed = flat(form, group, arrays)
+    return declaring.declare(group, topology, line, listed, page_nbytes)
 
 
 def _require_words(group: LifecycleGroup, page_nbytes: int | None) -> None:
