@@ -229,15 +229,19 @@ def test_a_window_over_a_page_boundary_reads_the_same_after_pages_moved(
         vpages, slots = kvpool.table.locate(table, 0, positions, page_size)
         return kvpool.translate(pool, 0, vpages).ravel(), slots.ravel()
 
-    def write(pages, pool):
-        return tokens.write(pages, entry, *where(pool), rows, page_size=page_size)
+    @jax.jit
+    def write(pool):
+        places = where(pool)
+        return tokens.write(pool.pages[0], entry, *places, rows, page_size=page_size)
 
-    pages = write(pool.pages[0], pool)
-    pool = dataclasses.replace(pool, pages=pages[None])
+    @jax.jit
+    def read(pool):
+        return tokens.read(pool.pages[0], entry, *where(pool), page_size=page_size)
+
+    pool = dataclasses.replace(pool, pages=write(pool)[None])
     pool, moved = kvpool.compact(pool)
     assert int(moved) > 0
-    read = tokens.read(pool.pages[0], entry, *where(pool), page_size=page_size)
-    assert np.array_equal(np.asarray(read), rows)
+    assert np.array_equal(np.asarray(read(pool)), rows)
     columns, slots = divmod(np.asarray(positions)[0], page_size)
     plain = tokens.write(
         jnp.array(still), entry, np.int32(columns), slots, rows, page_size=page_size
