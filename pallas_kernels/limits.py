@@ -65,7 +65,7 @@ def misaligned(**nbytes: int) -> str | None:
 
 
 def misplaced(offsets, multiple: int, what: str) -> str | None:
-    """Say which offset of a list is no multiple; None where its values are not known."""
+    """Say which offset is no multiple; None where the values are not known here."""
     if isinstance(offsets, jax.core.Tracer | jax.ShapeDtypeStruct):
         return None
     wrong = [value for value in np.asarray(offsets).tolist() if value % multiple]

@@ -5,8 +5,8 @@ described. No array is made, so a pool of 34 GB costs nothing. What it says is r
 here: registers and spills of each kernel, bytes of temporary memory, whether the pool
 is aliased, and whether page offsets have 64 bits.
 
-    JAX_PLATFORMS=cpu MOSAIC_GPU_DUMP_PTX=1 ...    # see `environment`
-    report = offline.compile_for(offline.described(), run, *shapes)
+    python -m pallas_kernels.offline found.json    # in `environment(folder)`
+    report = offline.compile_for(offline.described(), run, *shapes, page_nbytes=4096)
 
 The law is `objections(report, ...)`: empty, or what is wrong with numbers.
 """
@@ -14,19 +14,27 @@ The law is `objections(report, ...)`: empty, or what is wrong with numbers.
 import dataclasses
 import functools
 import importlib.util
+import json
+import math
 import os
 import pathlib
 import re
-import tempfile
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 
 import jax
+import numpy as np
 from jax.experimental import topologies
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-__all__ = ["Report", "compile_for", "described", "environment", "objections"]
-__all__ += ["unavailable"]
+from pallas_kernels import dispatch, specs
 
+__all__ = ["POOL_NBYTES", "Report", "compile_for", "described", "environment"]
+__all__ += ["objections", "programs", "unavailable"]
+
+# Above 2^32 words: page offsets in words need more than 32 bits, too.
+POOL_NBYTES = 32 << 30
+_RANKS = 8
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 
 # Numbers of the public data sheet of an H200 SXM and of the CUDA programming guide.
@@ -95,8 +103,15 @@ def described(devices: int = 1):
     return tuple(found.devices)
 
 
-def compile_for(devices, run: Callable, *shapes, donate: bool = True) -> Report:
-    """Compile `run` for the first device, or as its shapes' shardings say."""
+def compile_for(
+    devices, run: Callable, *shapes, page_nbytes: int, donate: bool = True
+) -> Report:
+    """Compile `run` for the first device, or as its shapes' shardings say.
+
+    Args:
+        page_nbytes: of the pool whose offsets are looked for.
+        donate: give the first array away.
+    """
     folder = pathlib.Path(os.environ["MOSAIC_GPU_DUMP_TO"])
     before = set(folder.iterdir())
     one = SingleDeviceSharding(devices[0])
@@ -114,10 +129,10 @@ def compile_for(devices, run: Callable, *shapes, donate: bool = True) -> Report:
         compiled = lowered.compile()
     finally:
         jax.config.update("jax_enable_compilation_cache", was_on)
-    return _read(compiled, shapes, sorted(set(folder.iterdir()) - before))
+    return _read(compiled, page_nbytes, sorted(set(folder.iterdir()) - before))
 
 
-def _read(compiled, shapes, dumped: list[pathlib.Path]) -> Report:
+def _read(compiled, page_nbytes: int, dumped: list[pathlib.Path]) -> Report:
     said = "".join(p.read_text() for p in dumped if p.suffix == ".ptxas")
     ptx = "".join(p.read_text() for p in dumped if p.suffix == ".ptx")
     memory = compiled.memory_analysis()
@@ -127,16 +142,15 @@ def _read(compiled, shapes, dumped: list[pathlib.Path]) -> Report:
         alias_nbytes=memory.alias_size_in_bytes,
         temp_nbytes=memory.temp_size_in_bytes,
         copied=tuple(re.findall(r"= (\S+?)(?:\{[^}]*\})? copy\(", compiled.as_text())),
-        wide_offsets=len(re.findall(_wide(shapes[0]), ptx)),
+        wide_offsets=len(re.findall(_wide(page_nbytes), ptx)),
     )
 
 
-def _wide(pool) -> str:
+def _wide(page_nbytes: int) -> str:
     """Return what 64-bit multiplications by a page look like in PTX, in bytes or words.
 
     An offset in words is a multiplication by the page's words and a shift by 2.
     """
-    page_nbytes = pool.shape[-1] * pool.dtype.itemsize
     found = []
     for factor in (page_nbytes, page_nbytes // 4):
         found.append(rf"(?:mul|mad)\.wide\.[su]32\s+%rd\d+, %r\d+, {factor}\b")
@@ -148,7 +162,7 @@ def _wide(pool) -> str:
 
 def objections(report: Report, pool_nbytes: int, staging_nbytes: int) -> list[str]:
     """Return what is wrong with a program, [] when it is what it should be."""
-    found = []
+    found = [f"{shape} is copied" for shape in report.copied]
     if not report.registers:
         found.append("no kernel of ours is in it")
     if report.spilled_nbytes:
@@ -162,6 +176,86 @@ def objections(report: Report, pool_nbytes: int, staging_nbytes: int) -> list[st
     return found
 
 
-def make_folder() -> str:
-    """Return a new folder for the compiler's words."""
-    return tempfile.mkdtemp(prefix="kvmem-ptx-")
+def programs(pool_nbytes: int, entries: int) -> Iterator[tuple[str, dict]]:
+    """Yield each program of the models: its name, and what it was found to be."""
+    for model in specs.MODELS:
+        for case in specs.cases(model, pool_nbytes, entries):
+            yield case.name, _found(case, described(), case.structs())
+    (tp8,) = (m for m in specs.MODELS if m.name == "llama3_8b_tp8_page16")
+    for case in specs.cases(tp8, pool_nbytes, entries):
+        yield f"vmap-{case.name}", _found(case, described(), *_batched(case, 3))
+        yield f"shard_map-{case.name}", _found(case, *_sharded(case))
+
+
+def _call(case: specs.Case) -> Callable:
+    """Return the kernel of a case with its facts, and the variant it is of."""
+    variant = {"variant": case.variant} if case.variant else {}
+    kernel = dispatch.OPERATIONS[case.operation].kernel
+    return functools.partial(kernel, **case.facts, **variant)
+
+
+def _batched(case: specs.Case, ranks: int):
+    """Return the case over an axis of ranks: each has its first array, and new ones."""
+    axes = [0 if argument.kind == "bytes" else None for argument in case.arguments]
+    shapes = [
+        jax.ShapeDtypeStruct((ranks, *s.shape), s.dtype) if axis == 0 else s
+        for s, axis in zip(case.structs(), axes, strict=True)
+    ]
+    return shapes, jax.vmap(_call(case), in_axes=axes)
+
+
+def _sharded(case: specs.Case):
+    """Return devices, shapes and program of a case with a rank on each device."""
+    devices = described(_RANKS)
+    mesh = jax.sharding.Mesh(np.array(devices), ("rank",))
+    shapes, batched = _batched(case, _RANKS)
+    ranked = [argument.kind == "bytes" for argument in case.arguments]
+    parts = [PartitionSpec("rank") if own else PartitionSpec() for own in ranked]
+    run = jax.shard_map(
+        batched,
+        mesh=mesh,
+        in_specs=tuple(parts),
+        out_specs=PartitionSpec("rank"),
+        check_vma=False,  # references to pools may not vary over a mesh's axis
+    )
+    placed = [
+        jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=NamedSharding(mesh, part))
+        for s, part in zip(shapes, parts, strict=True)
+    ]
+    return devices, placed, run
+
+
+def _found(case: specs.Case, devices, shapes, run: Callable | None = None) -> dict:
+    """Compile a case and judge it."""
+    report = compile_for(
+        devices,
+        run or _call(case),
+        *shapes,
+        page_nbytes=case.model.page_nbytes,
+        donate=case.in_place,
+    )
+    ranks = math.prod(shapes[0].shape) // math.prod(case.arguments[0].shape)
+    here = ranks if len(devices) == 1 else 1  # sizes are those of one device
+    donated = math.prod(case.arguments[0].shape) * here if case.in_place else 0
+    # Lists that are settled: which entry of each page wins, and a bit more.
+    rows = max(a.shape[0] for a in case.arguments if a.kind == "bytes")
+    allowed = here * (case.staging_nbytes + 8 * rows + (64 << 10))
+    wrong = objections(report, donated, allowed)
+    return dataclasses.asdict(report) | {"allowed_nbytes": allowed, "wrong": wrong}
+
+
+def main(argv: list[str]) -> int:
+    """Compile every program; write what was found to the file that is named."""
+    (path,) = argv
+    refusal = unavailable()
+    if refusal is not None:
+        print(refusal, file=sys.stderr)
+        return 2
+    found = dict(programs(POOL_NBYTES, entries=64))
+    text = json.dumps({"jax": jax.__version__, "programs": found}, indent=1)
+    pathlib.Path(path).write_text(text)
+    return int(any(program["wrong"] for program in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -24,7 +24,7 @@ from pallas_kernels.append_tokens import Run
 
 __all__ = ["MODELS", "TINY", "Argument", "Case", "Model", "cases", "fill"]
 
-_MANY = 512  # pairs that move by way of a buffer
+_MANY = 4_096  # pairs that move by way of a buffer, of 8 GiB together
 _TOKENS = 64  # appended in a step
 
 
@@ -39,7 +39,7 @@ class Model:
     slots: int
     rope: tuple[str, int, int] | None = None  # style, pairs, byte where they begin
     shape: blocked.Shape | None = None  # blocked scales: row_nbytes is V + S
-    record_nbytes: int | None = None  # None: the rows end to end
+    record_nbytes: int | None = None  # other rows stand between; None: end to end
 
     @property
     def page_nbytes(self) -> int:
@@ -126,6 +126,9 @@ def cases(model: Model, pool_nbytes: int, entries: int) -> Iterator[Case]:
     num_pages = max(pool_nbytes // model.page_nbytes, 1)
     pool = Argument("bytes", "uint8", (num_pages, model.page_nbytes))
     n = min(entries, num_pages)
+    if model.record_nbytes is not None:  # its pages are another model's
+        yield from _records(model, pool, n)
+        return
     yield from _whole_pages(model, pool, n)
     if model.shape is None:
         yield _append(model, pool)
@@ -236,20 +239,21 @@ def _rerope(model: Model, pool: Argument, n: int) -> Case:
 
 
 def fill(case: Case, seed: int) -> list[jax.Array]:
-    """Return fresh arguments: random bytes, hostile ids, no NaN but by chance."""
+    """Return fresh arguments: random bytes, hostile ids, finite keys to rotate."""
     keys = jax.random.split(jax.random.key(seed), len(case.arguments))
     made = [
         _made(argument, case.model, key)
         for argument, key in zip(case.arguments, keys, strict=True)
     ]
     if case.operation == "rerope":
+        made[0] = _finite(made[0])
         made[3], made[4] = _angles(case, seed)
     return made
 
 
 def _made(argument: Argument, model: Model, key) -> jax.Array:
     if argument.kind == "bytes":
-        return jax.random.bits(key, argument.shape, jnp.uint8)
+        return _bytes(key, argument.shape)
     if argument.kind == "ids":
         return _hostile(argument, key)
     if argument.kind == "slots":
@@ -261,6 +265,22 @@ def _made(argument: Argument, model: Model, key) -> jax.Array:
     if argument.kind == "first":
         return jnp.int32(min(1, model.slots - 1))
     return jnp.zeros(argument.shape, argument.dtype)  # angles: see `fill`
+
+
+def _bytes(key, shape: tuple[int, ...]) -> jax.Array:
+    """Return bytes that tell pages apart, in no more memory than they take."""
+    width = math.prod(shape[1:])
+    base = jax.random.bits(key, (min(shape[0], 32), width), jnp.uint8)
+    row = jnp.arange(shape[0], dtype=jnp.uint32)
+    mixed = (row * jnp.uint32(2_654_435_761) >> 24).astype(jnp.uint8)
+    return (base[row % base.shape[0]] ^ mixed[:, None]).reshape(shape)
+
+
+def _finite(pages: jax.Array) -> jax.Array:
+    """Return bytes whose 16-bit floats have sizes from 2^-63 to 2: no NaN's payload."""
+    is_upper = jnp.arange(pages.shape[1], dtype=jnp.int32) % 2 == 1
+    bounded = (pages & jnp.uint8(0xBF)) | jnp.uint8(0x20)
+    return jnp.where(is_upper[None, :], bounded, pages)
 
 
 def _hostile(argument: Argument, key) -> jax.Array:

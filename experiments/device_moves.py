@@ -1,0 +1,243 @@
+"""What the kernels are worth on one GPU: every byte checked, then timed.
+
+Each kernel is compared with its reference on the device, then timed beside a plain copy
+of the same bytes and beside XLA's program of the same operation. One wrong byte fails
+the run, a slow kernel does not. Operations go from simple to risky, each in a process
+of its own: a copy at a wrong address ends that process, and the rest goes on.
+
+    python -m experiments run configs/device_moves.toml          # one CUDA device
+    python -m experiments run configs/device_moves.toml --set mode=interpret
+    python -m experiments run configs/device_moves.toml --set mode=compile
+
+The two dry runs need no device: bodies under the interpreter at tiny sizes, and every
+program compiled for a described H200.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Literal
+
+from experiments.device_worker import Job, perform
+from experiments.harness import Check, Record, RunConfig
+from kvmem import console, errors
+from pallas_kernels import dispatch, offline, specs
+
+__all__ = ["Config", "run"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    """The whole truth of a run.
+
+    Args:
+        mode: device, or a dry run: interpret or compile.
+        operations: in this order; none: all, the simple ones first.
+        models: of pallas_kernels.specs; none: all published ones (the tiny ones, for
+            interpret).
+        pool_mib: of a pool; above 4,096 offsets in bytes pass 2^32.
+        entries: pages of a list whose bytes are checked.
+        payload_mib: bytes of a call that is timed.
+        repetitions: calls that are timed together.
+        budget_s: operations that have not begun by then are left out, and said so.
+        operation_s: seconds of one operation's process.
+        seed: of the bytes.
+    """
+
+    mode: Literal["device", "interpret", "compile"] = "device"
+    operations: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    pool_mib: int = 16_384
+    entries: int = 32
+    payload_mib: int = 512
+    repetitions: int = 20
+    budget_s: float = 420
+    operation_s: float = 60
+    seed: int = 11
+
+
+def run(config: Config) -> Iterator[Record]:
+    """Yield what each operation's kernel was found to be."""
+    _require_known(config)
+    if config.mode == "compile":
+        yield from _compiled()
+        return
+    started = time.monotonic()
+    for operation in config.operations or tuple(dispatch.OPERATIONS):
+        job = _job(config, operation)
+        if config.mode == "interpret":
+            yield _correctness(operation, list(perform(job)), None)
+            continue
+        left = config.budget_s - (time.monotonic() - started)
+        found, failure = _in_a_process(job, min(left, config.operation_s))
+        _print(operation, found, failure)
+        yield _correctness(operation, found, failure)
+        yield from _measurement(operation, found, config.repetitions)
+
+
+def _require_known(config: Config) -> None:
+    """Refuse operations and models that there are not."""
+    models = {model.name for model in (*specs.MODELS, *specs.TINY)}
+    for named, known in (
+        (config.operations, tuple(dispatch.OPERATIONS)),
+        (config.models, tuple(sorted(models))),
+    ):
+        unknown = [name for name in named if name not in known]
+        if unknown:
+            raise errors.ConfigError(
+                errors.say(
+                    f"{unknown[0]!r} in a run of device_moves",
+                    "the kernels' house has no such name",
+                    f"Use some of {', '.join(known)}",
+                )
+            )
+
+
+def _job(config: Config, operation: str) -> Job:
+    interpreted = config.mode == "interpret"
+    default = specs.TINY if interpreted else specs.MODELS
+    return Job(
+        operation=operation,
+        models=config.models or tuple(model.name for model in default),
+        interpreted=interpreted,
+        pool_nbytes=1 << 14 if interpreted else config.pool_mib << 20,
+        entries=3 if interpreted else config.entries,
+        payload_nbytes=config.payload_mib << 20,
+        repetitions=config.repetitions,
+        seed=config.seed,
+    )
+
+
+def _in_a_process(job: Job, seconds: float) -> tuple[list[dict], str | None]:
+    """Do a job in a worker; return its findings, and how it failed if it did."""
+    if seconds <= 0:
+        return [], "left out: the run's time was over"
+    command = [sys.executable, "-m", "experiments.device_worker"]
+    # This process holds no memory of the device, and a worker takes what it needs.
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(dataclasses.asdict(job)),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired as expired:
+        output = expired.stdout or b""
+        said = output.decode() if isinstance(output, bytes) else output
+        return _findings(said), f"cut after {seconds:.0f} s"
+    failure = None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["no word"]
+        failure = f"exit status {done.returncode}: {lines[-1]}"
+    return _findings(done.stdout), failure
+
+
+def _findings(said: str) -> list[dict]:
+    """Return the whole lines of a worker, the last one may be cut."""
+    lines = said[: said.rfind("\n") + 1].splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def _correctness(operation: str, found: list[dict], failure: str | None) -> Record:
+    """Return what was checked: every case, and that the process came to its end."""
+    checked = [finding for finding in found if "timed" not in finding]
+    checks = [_check(finding) for finding in checked]
+    checks.append(
+        Check(f"{operation} came to its end", failure is None, failure or "all cases")
+    )
+    return Record(
+        operation,
+        "correctness",
+        "a kernel gives every byte that its reference gives",
+        "mosaic_gpu",
+        checks=tuple(checks),
+    )
+
+
+def _check(finding: dict) -> Check:
+    name = f"bytes of {finding['case']}"
+    if "refused" in finding:
+        return Check(name, True, f"the kernel refuses: {finding['refused']}")
+    wrong, of = finding["wrong_nbytes"], finding["checked_nbytes"]
+    return Check(name, wrong == 0, f"{wrong:,} of {of:,} differ")
+
+
+def _measurement(operation: str, found: list[dict], repetitions: int):
+    """Yield the figures of an operation, if it was timed."""
+    timed = {f["case"]: f["timed"] for f in found if "timed" in f}
+    if timed:
+        yield Record(
+            f"{operation}_timed",
+            "measurement",
+            "a kernel beside a copy of its bytes and beside XLA's program",
+            "mosaic_gpu",
+            repetitions=repetitions,
+            measurements={
+                f"{case}_{name}": value
+                for case, figures in timed.items()
+                for name, value in figures.items()
+            },
+        )
+
+
+def _print(operation: str, found: list[dict], failure: str | None) -> None:
+    """Show an operation's cases at once: a run that is cut has still said them."""
+    shown = console.table(operation, "case", "bytes", "us", "TB/s", "of copy", "of XLA")
+    for finding in found:
+        if "timed" not in finding:
+            shown.add_row(finding["case"], _check(finding).detail, *[""] * 4)
+            continue
+        t = finding["timed"]
+        figures = (t["kernel_us"], t["tb_per_s"], t["of_copy"], t["of_xla"])
+        shown.add_row(finding["case"], f"{t['moved_nbytes']:,}", *map(str, figures))
+    console.out().print(shown)
+    if failure:
+        print(f"{operation}: {failure}", flush=True)
+
+
+def _compiled() -> Iterator[Record]:
+    """Compile every program of the specs for a described H200, in a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "found.json"
+        done = subprocess.run(
+            [sys.executable, "-m", "pallas_kernels.offline", str(path)],
+            env=os.environ | offline.environment(folder),
+            capture_output=True,
+            text=True,
+        )
+        if not path.exists():
+            raise errors.ConfigError(
+                errors.say(
+                    "mode=compile",
+                    (done.stderr.strip().splitlines() or ["the compiler ended"])[-1],
+                    "Run it in an environment with jax's CUDA plugin, as "
+                    ".venvs/cuda/bin/python of make test-kernels",
+                )
+            )
+        found = json.loads(path.read_text())
+    yield Record(
+        "compiled",
+        "correctness",
+        "every kernel compiles for an H200 that is described and not there",
+        "mosaic_gpu",
+        checks=tuple(
+            Check(
+                f"program of {name}",
+                not program["wrong"],
+                "; ".join(program["wrong"])
+                or f"{max(program['registers'])} registers, none spilled, "
+                f"{program['temp_nbytes']:,} B of temporary memory",
+            )
+            for name, program in found["programs"].items()
+        ),
+        facts={"jax_compiled": found["jax"]},
+    )

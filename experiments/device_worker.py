@@ -1,0 +1,156 @@
+"""One operation's kernels, checked and timed: what a worker process does for a run.
+
+The law: a kernel is compared with its reference on the device, on fresh bytes, every
+byte of the result, before it is timed. A copy that stands at a wrong address ends the
+process it runs in, so each operation has a process of its own.
+
+    python -m experiments.device_worker < job.json    # a line of JSON a case
+"""
+
+import dataclasses
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import dispatch, interpret, specs
+from pallas_kernels.specs import Case
+
+__all__ = ["Job", "perform"]
+
+_WARM_UPS = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a worker does: cases of one operation, and how.
+
+    Args:
+        operation: of `pallas_kernels.dispatch`.
+        models: names of `pallas_kernels.specs`.
+        interpreted: run bodies on the host, and time nothing.
+        pool_nbytes: about the size of a pool.
+        entries: pages of a list that is checked.
+        payload_nbytes: bytes of a call that is timed.
+        repetitions: calls that are timed together.
+        seed: of the bytes.
+    """
+
+    operation: str
+    models: tuple[str, ...]
+    interpreted: bool
+    pool_nbytes: int
+    entries: int
+    payload_nbytes: int
+    repetitions: int
+    seed: int
+
+
+def perform(job: Job) -> Iterator[dict]:
+    """Yield a finding a case: bytes that are wrong, then how long it took."""
+    known = {model.name: model for model in (*specs.MODELS, *specs.TINY)}
+    for name in job.models:
+        for case in _cases(job, known[name], job.entries):
+            yield {"case": case.name} | _checked(job, case)
+        if not job.interpreted:
+            payload = max(1, job.payload_nbytes // known[name].page_nbytes)
+            for case in _cases(job, known[name], payload):
+                yield {"case": case.name, "timed": _timed(job, case)}
+
+
+def _cases(job: Job, model: specs.Model, entries: int) -> Iterator[Case]:
+    for case in specs.cases(model, job.pool_nbytes, entries):
+        if case.operation == job.operation:
+            yield case
+
+
+def _kernel(case: Case) -> Callable:
+    variant = {"variant": case.variant} if case.variant else {}
+    kernel = dispatch.OPERATIONS[case.operation].kernel
+    return functools.partial(kernel, **case.facts, **variant)
+
+
+def _reference(case: Case) -> Callable:
+    return functools.partial(
+        dispatch.OPERATIONS[case.operation].reference, **case.facts
+    )
+
+
+def _program(call: Callable, case: Case) -> Callable:
+    return jax.jit(call, donate_argnums=(0,) if case.in_place else ())
+
+
+def _checked(job: Job, case: Case) -> dict:
+    """Compare a kernel with its reference, byte for byte, on two fillings alike."""
+    refusal = dispatch.OPERATIONS[case.operation].supports(
+        *case.structs(), **case.facts
+    )
+    if refusal is not None:
+        return {"refused": refusal}
+    expected = _program(_reference(case), case)(*specs.fill(case, job.seed))
+    arrays = specs.fill(case, job.seed)
+    if job.interpreted:
+        call = _kernel(case)
+        found = interpret.run(functools.partial(_flat, call), *arrays)
+    else:
+        jnp.full(expected.size, 0xC1, jnp.uint8).block_until_ready()  # dirties memory
+        found = _program(_kernel(case), case)(*arrays)
+    wrong = int((expected != found).sum())
+    return {"wrong_nbytes": wrong, "checked_nbytes": expected.size}
+
+
+def _flat(call: Callable, *arrays, interpret):
+    return call(*arrays, interpret=interpret)
+
+
+def _timed(job: Job, case: Case) -> dict:
+    """Time a kernel, XLA's program of the reference, and one copy of the bytes."""
+    seconds = {
+        "kernel": _seconds(job, case, _kernel(case)),
+        "xla": _seconds(job, case, _reference(case)),
+        "copy": _copy_seconds(job, case.moved_nbytes),
+    }
+    figures = {f"{name}_us": round(s * 1e6, 2) for name, s in seconds.items()}
+    return figures | {
+        "moved_nbytes": case.moved_nbytes,
+        "tb_per_s": round(2 * case.moved_nbytes / seconds["kernel"] / 1e12, 3),
+        "of_copy": round(seconds["copy"] / seconds["kernel"], 3),
+        "of_xla": round(seconds["xla"] / seconds["kernel"], 3),
+    }
+
+
+def _seconds(job: Job, case: Case, call: Callable) -> float:
+    """Return a call's time: many in a row, each on what the one before left."""
+    first, *rest = specs.fill(case, job.seed)
+    return _elapsed(job, _program(call, case), first, rest, case.in_place)
+
+
+def _copy_seconds(job: Job, nbytes: int) -> float:
+    return _elapsed(job, jax.jit(jnp.copy), jnp.zeros(nbytes, jnp.uint8), [], False)
+
+
+def _elapsed(job: Job, run: Callable, first, rest: list, in_place: bool) -> float:
+    """Return seconds a call; the device works while the host asks for the next."""
+    for count in (_WARM_UPS, job.repetitions):
+        started = time.perf_counter()
+        for _ in range(count):
+            result = run(first, *rest)
+            first = result if in_place else first
+        jax.block_until_ready(result)
+    return (time.perf_counter() - started) / job.repetitions
+
+
+def main() -> int:
+    """Do the job that stands on stdin."""
+    job = Job(**json.load(sys.stdin))
+    for found in perform(dataclasses.replace(job, models=tuple(job.models))):
+        print(json.dumps(found), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""device_moves says which bytes are wrong, and that there is no device."""
+
+import json
+import pathlib
+import subprocess
+
+import pytest
+
+from experiments import __main__ as command
+from experiments import device_moves, device_worker
+from pallas_kernels import dispatch
+
+
+def test_the_smoke_config_interprets_kernels(repo_root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    smoke = repo_root / "configs" / "smoke" / "device_moves.toml"
+    assert command.main(["run", str(smoke), "--debug"]) == 0
+    data = json.loads(pathlib.Path("runs/smoke-device_moves/record.json").read_text())
+    names = [check["name"] for check in data["checks"]]
+    assert "bytes of gather_pages-tiny_half" in names
+    assert "append_tokens came to its end" in names
+    assert all("0 of" in c["detail"] for c in data["checks"] if "bytes" in c["name"])
+
+
+def config(**changes) -> device_moves.Config:
+    one = {"operations": ("gather_pages",), "models": ("tiny_half",)}
+    return device_moves.Config(**{"mode": "interpret"} | one | changes)
+
+
+def test_a_wrong_byte_fails_the_run(monkeypatch):
+    right = dispatch.OPERATIONS["gather_pages"].reference
+    module = dispatch.OPERATIONS["gather_pages"]
+    monkeypatch.setattr(module, "reference", lambda *a: right(*a).at[0, 7].add(1))
+    (record,) = device_moves.run(config())
+    wrong = [check for check in record.checks if not check.ok]
+    assert [check.detail.split()[0] for check in wrong] == ["1"]
+
+
+def test_a_worker_that_dies_is_a_failed_check_with_its_last_word(monkeypatch):
+    dead = subprocess.CompletedProcess([], 134, '{"case": "x"', "a\nmisaligned address")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: dead)
+    records = list(device_moves.run(config(mode="device")))
+    (check,) = records[0].checks
+    assert not check.ok and check.detail == "exit status 134: misaligned address"
+
+
+def test_findings_and_figures_of_a_worker_become_records(monkeypatch, capsys):
+    figures = {"kernel_us": 5.0, "moved_nbytes": 10, "tb_per_s": 4.0}
+    figures |= {"of_copy": 0.9, "of_xla": 1.5}
+    lines = [
+        {"case": "gather", "wrong_nbytes": 0, "checked_nbytes": 10},
+        {"case": "gather", "timed": figures},
+    ]
+    said = "".join(json.dumps(line) + "\n" for line in lines) + '{"cut'
+    done = subprocess.CompletedProcess([], 0, said, "")
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: done)
+    checked, timed = device_moves.run(config(mode="device"))
+    assert all(check.ok for check in checked.checks) and len(checked.checks) == 2
+    assert timed.measurements["gather_of_copy"] == 0.9
+    assert "0.9" in capsys.readouterr().out
+
+
+def test_what_had_no_time_left_is_said():
+    records = list(device_moves.run(config(mode="device", budget_s=0.0)))
+    (check,) = records[0].checks
+    assert not check.ok and "time was over" in check.detail
+
+
+def test_unknown_names_are_refused(tmp_path):
+    for changes in ({"operations": ("fly",)}, {"models": ("gpt",)}):
+        with pytest.raises(device_moves.errors.ConfigError, match="no such name"):
+            list(device_moves.run(config(**changes)))
+
+
+def test_a_worker_times_a_kernel_beside_xla_and_a_copy(monkeypatch):
+    job = device_moves._job(config(mode="device", repetitions=2), "gather_pages")
+    job = device_worker.dataclasses.replace(
+        job, pool_nbytes=1 << 14, payload_nbytes=1 << 12, models=("tiny_half",)
+    )
+    module = dispatch.OPERATIONS["gather_pages"]
+    monkeypatch.setattr(module, "kernel", module.reference)  # no device here
+    checked, timed = device_worker.perform(job)
+    assert checked["wrong_nbytes"] == 0
+    assert set(timed["timed"]) >= {"kernel_us", "xla_us", "copy_us", "of_copy"}
