@@ -269,9 +269,12 @@ class PrefixCache:
         return page
 
     def _next_mark(self, at: int, end: int, marks: Marks) -> int:
-        """Return where the next marked page behind `at` begins: it begins an edge."""
+        """Return where the next marked page behind `at` begins: it begins an edge.
+
+        A mark behind `end` is of a page that is not whole, or is not asked for.
+        """
         starts = (page * self._page_nbytes for page in marks)
-        return min((start for start in starts if start > at), default=end)
+        return min((start for start in starts if at < start < end), default=end)
 
     def _agreeing_pages(self, edge: bytes, key: bytes, at: int, end: int) -> int:
         """Count the whole pages in which `edge` and `key` in [at, end) agree."""

@@ -81,6 +81,20 @@ def test_a_marked_page_meets_the_same_mark_only_and_pages_before_it_are_shared()
     assert len(cache.evict(11, idle)) == 11 and cache._roots == {}
 
 
+def test_a_mark_behind_the_last_whole_page_of_a_text_changes_nothing():
+    cache, tokens = PrefixCache(4), text(39, 32)
+    cache.publish(tokens, range(8))
+    for length in range(4, 13):
+        for mark in range(length // 4, 10):
+            part, marks = tokens[:length], {mark: "cat"}
+            assert cache.match(part, marks=marks) == cache.match(part)
+            assert cache.pages(part, marks=marks) == cache.pages(part)
+            assert cache.publish(part, range(20, 28), marks=marks) == ()
+            cache.touch(part, marks=marks)
+    other = [*tokens[:4], *text(40, 5)]
+    assert cache.match(other, marks={2: "cat"}) == Hit(4, (0,))
+
+
 def test_using_the_head_of_an_edge_does_not_make_its_tail_recent():
     cache = PrefixCache(4)
     old, new = text(36, 12), text(37, 8)
