@@ -60,9 +60,21 @@ class PrefixCache:
     Args:
         page_size: tokens of a page.
         policy: who is forgotten first; least recently used by default.
+
+    Raises:
+        ConfigError: a page of no token, or of no whole number of them.
+        InvalidId: of every question, about tokens that are no 32-bit integers.
     """
 
     def __init__(self, page_size: int, policy: policies.Policy | None = None):
+        if type(page_size) is not int or page_size < 1:
+            raise errors.ConfigError(
+                errors.say(
+                    f"pages of {page_size!r} tokens",
+                    "a page has a whole number of tokens, one at least",
+                    "Give the page size of the pool",
+                )
+            )
         self.page_size = page_size
         self.num_pages = 0
         self._page_nbytes = page_size * _TOKEN_NBYTES
@@ -111,7 +123,7 @@ class PrefixCache:
         marks: Marks = _NO_MARKS,
     ) -> None:
         """Mark the cached prefix of `tokens` as used now, and nothing behind it."""
-        root = self._roots.get(namespace)
+        root = self._roots.get(_typed(namespace))
         if root is not None:
             self._use(root, self._key(tokens, len(tokens)), marks)
 
@@ -148,11 +160,10 @@ class PrefixCache:
             )
         if whole == 0:
             return ()
-        root = self._roots.get(namespace)
+        key, name = self._key(tokens, len(tokens)), _typed(namespace)
+        root = self._roots.get(name)
         if root is None:
-            root = Node(None, namespace, b"", array.array("i"))
-            self._roots[namespace] = root
-        key = self._key(tokens, len(tokens))
+            root = self._roots[name] = Node(None, name, b"", array.array("i"))
         node, at, now = self._use(root, key, marks)
         adopted = array.array("i", vpages[at:whole])
         self._attach(node, key, at, adopted, marks, now)
@@ -222,7 +233,7 @@ class PrefixCache:
         self, tokens: Sequence[int], length: int, namespace: Hashable, marks: Marks
     ) -> array.array:
         """Return the cached pages of the first `length` tokens."""
-        vpages, root = array.array("i"), self._roots.get(namespace)
+        vpages, root = array.array("i"), self._roots.get(_typed(namespace))
         if root is not None:
             for node, pages in self._walk(root, self._key(tokens, length), marks):
                 vpages += node.vpages[:pages]
@@ -234,7 +245,7 @@ class PrefixCache:
             return NO_PAGE
         if length == self.page_size:
             return NO_TOKEN_LEFT
-        return NO_TEXT if namespace in self._roots else NO_IDENTITY
+        return NO_TEXT if _typed(namespace) in self._roots else NO_IDENTITY
 
     def _key(self, tokens: Sequence[int], length: int) -> bytes:
         """Return the whole pages of the first `length` tokens as bytes."""
@@ -242,8 +253,14 @@ class PrefixCache:
         if whole < len(tokens):
             tokens = tokens[:whole]
         if isinstance(tokens, np.ndarray):
-            return tokens.astype(np.int32, casting="same_kind").tobytes()
-        return struct.pack(f"{whole}i", *tokens)
+            ids = tokens.astype(np.int32, casting="unsafe")
+            if tokens.dtype.kind in "iu" and (ids == tokens).all():
+                return ids.tobytes()
+            raise _no_tokens(f"tokens of {tokens.dtype}")
+        try:
+            return struct.pack(f"{whole}i", *tokens)
+        except struct.error as error:
+            raise _no_tokens("a text") from error
 
     def _walk(self, root: Node, key: bytes, marks: Marks) -> list[tuple[Node, int]]:
         """Return the edges along `key` and how many of their pages agree with it."""
@@ -265,7 +282,7 @@ class PrefixCache:
         """Return what a parent calls the edge that begins at `at`."""
         page = key[at : at + self._page_nbytes]
         if marks and (mark := marks.get(at // self._page_nbytes)) is not None:
-            return page, mark
+            return page, _typed(mark)
         return page
 
     def _next_mark(self, at: int, end: int, marks: Marks) -> int:
@@ -360,3 +377,20 @@ class PrefixCache:
             self._leaves.enter(parent)
         else:
             del self._roots[parent.name]
+
+
+def _typed(value: Hashable) -> Hashable:
+    """Return a name that equals another of the same types only: 0 is not False."""
+    if isinstance(value, tuple):
+        return tuple(map(_typed, value))
+    return value if type(value) in (str, bytes) else (type(value), value)
+
+
+def _no_tokens(asked: str) -> errors.InvalidId:
+    return errors.InvalidId(
+        errors.say(
+            f"{asked}, not all of them 32-bit integers",
+            "token ids are compared whole, and one that is cut would meet another",
+            "Give the ids that the tokenizer gave",
+        )
+    )

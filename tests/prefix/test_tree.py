@@ -226,3 +226,51 @@ def test_the_tree_agrees_with_a_plain_dictionary_of_prefixes(page_size):
                 break
             want.append(model[tuple(probe[:n])])
         assert list(cache.match(probe).vpages) == want
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        np.array([5 + 2**32, 6, 7, 8, 9]),
+        np.array([5 + 2**32, 6, 7, 8, 9], np.uint64),
+        np.array([2**31, 6, 7, 8, 9], np.uint32),
+        np.array([5.0, 6, 7, 8, 9]),
+        np.array([True] * 5),
+        [2**31, 6, 7, 8, 9],
+        [5.0, 6, 7, 8, 9],
+        ["a", "b", "c", "d", "e"],
+    ],
+    ids=str,
+)
+def test_tokens_that_are_no_32_bit_integers_are_refused_and_nothing_is_entered(tokens):
+    cache = PrefixCache(4)
+    with pytest.raises(errors.InvalidId, match="32-bit integers"):
+        cache.publish(tokens, [3])
+    assert cache.match([5, 6, 7, 8, 9]).reason == tree.NO_IDENTITY
+    cache.publish(np.array([5, 6, 7, 8], np.uint64), [11])
+    for ask in (cache.match, cache.pages, cache.touch):
+        with pytest.raises(errors.InvalidId, match="32-bit integers"):
+            ask(tokens)
+    assert cache.match([5, 6, 7, 8, 9]).vpages == (11,)
+
+
+def test_namespaces_and_marks_that_only_compare_equal_share_nothing():
+    tokens, names = text(41, 9), (0, False, 0.0, (0,), (False,), ("a", 1), ("a", True))
+    cache = PrefixCache(4)
+    for at, name in enumerate(names):
+        assert cache.match(tokens, name).reason == tree.NO_IDENTITY
+        assert cache.publish(tokens, [2 * at, 2 * at + 1], name) == (2 * at, 2 * at + 1)
+    for at, name in enumerate(names):
+        assert cache.match(tokens, name).vpages == (2 * at, 2 * at + 1)
+    marked = PrefixCache(4)
+    for at, mark in enumerate(names):
+        assert marked.match(tokens, marks={0: mark}).num_tokens == 0
+        marked.publish(tokens[:4], [at], marks={0: mark})
+    assert marked.num_pages == len(names)
+    assert len(marked.evict(99, idle)) == len(names) and marked._roots == {}
+
+
+@pytest.mark.parametrize("page_size", [0, -1, "4", 2.0, True, None])
+def test_a_page_of_no_whole_number_of_tokens_is_refused(page_size):
+    with pytest.raises(errors.ConfigError, match="a whole number of tokens"):
+        PrefixCache(page_size)
