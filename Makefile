@@ -2,15 +2,20 @@
 # PYTHON=/path/to/python chooses the interpreter (>= 3.12).
 
 FLOOR := jax==0.11.2 jaxlib==0.11.2
+# The CUDA plugin is the whole compiler: it needs no GPU, no driver, no nvcc.
+NEWEST := 0.12.0.1
+CUDA := jax==$(NEWEST) jaxlib==$(NEWEST) jax-cuda13-plugin==$(NEWEST) jax-cuda13-pjrt==$(NEWEST)
+CUDA_FLOOR := $(FLOOR) jax-cuda13-plugin==0.11.2 jax-cuda13-pjrt==0.11.2
 export PYTHON
 
-.PHONY: help demo test test-all test-floor lint format venv
+.PHONY: help demo test test-all test-floor test-kernels lint format venv
 
 help:
 	@echo 'make demo        write a conversation at TP=3, continue it at TP=1 and TP=9'
 	@echo 'make test        the tests (minutes)'
 	@echo 'make test-all    the tests, with the long ones and the notebook'
 	@echo 'make test-floor  the tests on the oldest jax that kvmem supports'
+	@echo 'make test-kernels  compile every GPU kernel for an H200, on both jax, without one'
 	@echo 'make lint        ruff check and ruff format --check'
 	@echo 'make venv        only the set-up, in .venv/'
 
@@ -26,6 +31,12 @@ test-all: venv
 test-floor:
 	@.ci/make_venv .venvs/floor $(FLOOR)
 	.venvs/floor/bin/python -m pytest
+
+test-kernels:
+	@.ci/make_venv .venvs/cuda $(CUDA)
+	@.ci/make_venv .venvs/cuda-floor $(CUDA_FLOOR)
+	.venvs/cuda/bin/python -m pytest tests/pallas_kernels --long
+	.venvs/cuda-floor/bin/python -m pytest tests/pallas_kernels --long
 
 lint: venv
 	.venv/bin/ruff check .

@@ -19,15 +19,15 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Literal
 
 from experiments.device_worker import Job, perform
 from experiments.harness import Check, Record, RunConfig
+from experiments.kernels_offline import compiled
 from kvmem import console, errors
-from pallas_kernels import dispatch, offline, specs
+from pallas_kernels import dispatch, specs
 
 __all__ = ["Config", "run"]
 
@@ -66,7 +66,7 @@ def run(config: Config) -> Iterator[Record]:
     """Yield what each operation's kernel was found to be."""
     _require_known(config)
     if config.mode == "compile":
-        yield from _compiled()
+        yield compiled(pathlib.Path(sys.executable))
         return
     started = time.monotonic()
     for operation in config.operations or tuple(dispatch.OPERATIONS):
@@ -202,42 +202,3 @@ def _print(operation: str, found: list[dict], failure: str | None) -> None:
     console.out().print(shown)
     if failure:
         print(f"{operation}: {failure}", flush=True)
-
-
-def _compiled() -> Iterator[Record]:
-    """Compile every program of the specs for a described H200, in a process."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "found.json"
-        done = subprocess.run(
-            [sys.executable, "-m", "pallas_kernels.offline", str(path)],
-            env=os.environ | offline.environment(folder),
-            capture_output=True,
-            text=True,
-        )
-        if not path.exists():
-            raise errors.ConfigError(
-                errors.say(
-                    "mode=compile",
-                    (done.stderr.strip().splitlines() or ["the compiler ended"])[-1],
-                    "Run it in an environment with jax's CUDA plugin, as "
-                    ".venvs/cuda/bin/python of make test-kernels",
-                )
-            )
-        found = json.loads(path.read_text())
-    yield Record(
-        "compiled",
-        "correctness",
-        "every kernel compiles for an H200 that is described and not there",
-        "mosaic_gpu",
-        checks=tuple(
-            Check(
-                f"program of {name}",
-                not program["wrong"],
-                "; ".join(program["wrong"])
-                or f"{max(program['registers'])} registers, none spilled, "
-                f"{program['temp_nbytes']:,} B of temporary memory",
-            )
-            for name, program in found["programs"].items()
-        ),
-        facts={"jax_compiled": found["jax"]},
-    )
