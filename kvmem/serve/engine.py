@@ -253,14 +253,26 @@ class Engine(Loop):
 
         Sequences that run keep their pages, which are named in the report, and what
         they computed is neither cached nor stored. Waiting ones begin under the new
-        weights. The store is left alone: its keys name the epoch.
+        weights. The store is left alone: its keys name the epoch, so an epoch means
+        the same weights in every process of a store; 0 are those of the model's files.
 
         Args:
-            weights_epoch: of the weights now; None: one more than before.
+            weights_epoch: of the weights now; None: one more than before, where
+                nothing is stored.
 
         Raises:
-            ConfigError: a negative epoch.
+            ConfigError: a negative epoch, or none with a store.
         """
+        if weights_epoch is None and self.recall is not None:
+            raise errors.ConfigError(
+                errors.say(
+                    "a reset to the next epoch, with a store",
+                    "an epoch names the same weights in every process of a store, and "
+                    "a count of this one's resets does not",
+                    "Give weights_epoch a number that only these weights have, for "
+                    "example of their checkpoint; 0 if they are the model's files'",
+                )
+            )
         epoch = self.scheduler.weights_epoch + 1
         epoch = epoch if weights_epoch is None else weights_epoch
         PLAIN.at_epoch(epoch)  # refuses what is no epoch

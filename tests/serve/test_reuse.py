@@ -98,6 +98,19 @@ def test_text_before_an_image_is_shared_and_pages_that_touch_it_are_not(
         assert plain.cached_tokens == 16
 
 
+@pytest.mark.parametrize("position", range(17, 33, 5))
+def test_an_image_behind_a_shared_beginning_is_served(engine, position):
+    """The mark of a page that the shared text does not reach is no end of it."""
+    made, stem = engine(), text(1, 16)
+    made.generate([*stem, *text(2, 24)], greedy(2))
+    prompt = [*stem, *text(3, 22)]
+    identity = Identity(images=(Image(CAT, position, 4),))
+    (output,) = made.generate(prompt, greedy(2), identity)
+    assert output.cached_tokens == 16
+    (again,) = made.generate(prompt, greedy(2), identity)
+    assert again.output_ids == output.output_ids and again.cached_tokens == 36
+
+
 def test_an_image_beyond_the_prompt_is_refused_and_nothing_runs(engine):
     made = engine()
     with pytest.raises(errors.ConfigError, match="within the prompt, of 6 tokens"):
@@ -216,6 +229,23 @@ def test_a_reset_counts_on_and_refuses_what_is_no_epoch(engine):
         made.add(text(11, 5), greedy(1), Identity(epoch=1))
 
 
+@pytest.mark.case("PFX-08")
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_reset_beside_a_store_says_which_weights(engine, open_store, read_only):
+    """Two processes count their resets alike, and their weights are not."""
+    prompt = text(15, 20)
+    open_store().close()
+    with open_store(read_only=read_only) as kept:
+        made = engine(store=kept)
+        made.generate(prompt, greedy(4))
+        evictable = made.accounts.evictable
+        with pytest.raises(errors.ConfigError, match="same weights in every process"):
+            made.reset()
+        assert made.stats().weights_epoch == 0
+        assert made.accounts.evictable == evictable > 0
+        assert made.reset(weights_epoch=7).weights_epoch == 7
+
+
 def test_a_reset_with_the_same_weights_only_forgets(engine):
     made = engine()
     request_id = made.add(text(12, 20), greedy(4))
@@ -256,16 +286,24 @@ def test_pages_handed_out_again_during_a_save_change_nothing_of_it(
             made.step()
         expected = made.records(request_id)[:24].copy()
         sequence = made.scheduler.running[0]
-        used = set(sequence.vpages)
+        saved = made.table.ledger.translate(0, sequence.vpages[:6])  # 24 tokens
+        before = np.array(made.pool.pages)[:, saved]
         if ends == "abort":
             made.recall.keep(made.pool, sequence)
             assert made.abort(request_id)
         while made.has_work:
             made.step()
-        made.reset()
+        made.reset(weights_epoch=1)
+        handed = set()
         for at in range(3):  # every page is handed out again and filled
-            made.generate(text(30 + at, 40), greedy(4))
-        assert used <= set(made.table.cache.vpages()) | used
+            made.add(text(30 + at, 40), greedy(4))
+            while made.has_work:
+                made.step()
+                for one in made.scheduler.running:
+                    handed |= set(made.table.ledger.translate(0, one.vpages).tolist())
+        assert set(saved.tolist()) <= handed
+        now = np.array(made.pool.pages)[:, saved]
+        assert (now != before).any(axis=(0, 2)).all()
         (args, more), *_ = saves
         monkeypatch.undo()
         put(*args, **more)  # the save ends only now
