@@ -141,7 +141,6 @@ def _spans(at: np.ndarray, page_tokens: int) -> list[tuple[int, int]]:
     """Return [first, stop) of the rows whose slots are neighbours in one page."""
     follows = np.diff(at) == 1
     follows &= at[1:] % page_tokens != 0
-    follows &= at[:-1] >= 0
     firsts = np.flatnonzero(np.r_[True, ~follows]) if at.size else np.zeros(0, int)
     stops = np.r_[firsts[1:], len(at)]
     return [

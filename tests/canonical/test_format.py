@@ -44,6 +44,7 @@ CHANGES = {
     "rotated width": rope(width=32),
     "frequencies": rope(frequencies=tuple(1.0 / (i + 1) for i in range(32))),
     "magnitude": rope(magnitude=1.5),
+    "a mix besides": rope(kind="hadamard"),
 }
 
 

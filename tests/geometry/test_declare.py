@@ -346,3 +346,17 @@ def test_a_page_is_whole_words_of_packed_rows():
         assert declare(latent(page_size), Topology(), line, given).num_pages is None
     with pytest.raises(errors.IncompatiblePlan, match="token of 1 packed 2 by 2"):
         declare(latent(1), Topology(), line, arrays(9, 1, 2, 576, count=1))
+
+
+def test_a_list_of_keys_and_one_of_values_may_be_of_unequal_widths():
+    unequal, line = group(v_dim=32), "field layer | page token head dim"
+    keys, values = arrays(9, 4, 8, 64), arrays(9, 4, 8, 32)
+    assert declare(unequal, Topology(), line, [*keys, *values]).num_pages is None
+    by_turns = [keys[0], values[0], keys[1], values[1]]
+    with pytest.raises(errors.IncompatiblePlan, match="array 1 .'l1'.: dim of 32"):
+        declare(unequal, Topology(), line, by_turns)
+
+
+def test_pages_are_never_declared_to_overlap():
+    with pytest.raises(errors.ConfigError, match="8,192 B, and pages do not overlap"):
+        envelope.build(group(), Topology(), 0, "layer | field token head; page 8000")
