@@ -14,7 +14,7 @@ which it was written.
 """
 
 import concurrent.futures
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -42,14 +42,17 @@ class BucketShelf:
         self.is_unsure = False  # whether a commit may have stood that was not answered
         self._known: dict[int, ObjectSegment | Unusable | None] = {}  # None: a fence
         self._gone: set[str] = set()
+        self._writing: set[int] = set()  # not published yet: nobody else's to take in
 
     def look(self, held: Index) -> Seen:
         """Load the numbers that are new, and those that could not be read."""
         given = object_segment.numbers(self.bucket, self.facts)
+        writing = set(self._writing)  # first: what is published leaves it afterwards
         fresh = [
             number
             for number in given
-            if isinstance(self._known.get(number, _UNKNOWN), Unusable)
+            if number not in writing
+            and isinstance(self._known.get(number, _UNKNOWN), Unusable)
         ]
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
             found = list(threads.map(self._load, fresh))
@@ -66,13 +69,29 @@ class BucketShelf:
         tokens: np.ndarray,
         rows: np.ndarray,
         parents: Sequence[Key | None],
+        checksums: Sequence[bytes] | None,
+        confirm: Callable[[], None],
+        publish: Callable[[ObjectSegment], None],
     ) -> ObjectSegment:
         """Write a segment and commit it under the next number."""
         number = max(self._known, default=0) + 1
+        said = keys, tokens, rows, parents, checksums, confirm
+        self._writing.add(number)
         try:
-            sealed = object_segment.write(
-                self.bucket, self.facts, number, keys, tokens, rows, parents
-            )
+            sealed = self._commit(number, said)
+            try:
+                publish(sealed)
+            except BaseException:
+                self.drop(sealed)
+                raise
+        finally:
+            self._writing.discard(number)
+        return sealed
+
+    def _commit(self, number: int, said: tuple) -> ObjectSegment:
+        """Write and commit what was said as `number`, or say who was given it."""
+        try:
+            sealed = object_segment.write(self.bucket, self.facts, number, *said)
         except StoreLocked as refused:
             if number in self._known:
                 raise Busy(_overtaken(number)) from refused

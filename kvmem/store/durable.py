@@ -60,11 +60,20 @@ def make_folder(path: Path, disk: Disk = DISK) -> None:
     disk.sync(path.parent)
 
 
-def write_file(path: Path, data: bytes, disk: Disk = DISK) -> None:
-    """Put `data` under `path` whole or not at all: temp, sync, rename, sync folder."""
+def write_file(
+    path: Path,
+    data: bytes,
+    disk: Disk = DISK,
+    confirm: Callable[[], None] = lambda: None,
+) -> None:
+    """Put `data` under `path` whole or not at all: temp, sync, rename, sync folder.
+
+    `confirm` is asked before the rename, and may raise in its place.
+    """
     temporary = path.with_name(path.name + ".tmp")
     disk.write(temporary, data)
     disk.sync(temporary)
+    confirm()
     disk.rename(temporary, path)
     disk.sync(path.parent)
 

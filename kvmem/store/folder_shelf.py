@@ -11,7 +11,7 @@ name of ours and no manifest, and drafts of manifests that are there.
 import contextlib
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +35,14 @@ class FolderShelf:
         """Look at a folder; only the holder of the writer's lock changes it."""
         self.folder, self.facts, self.disk = folder, facts, disk
         self._number = max(map(number, names(folder)), default=0)
+        self._writing: set[str] = set()  # not published yet: nobody else's to take in
 
     def look(self, held: Index) -> Seen:
         """Load what is new; see what has lost its manifest."""
         there = names(self.folder)
-        known = held.segments.keys() | held.leaving
+        writing = set(self._writing)  # first: what is published leaves it afterwards
+        with held.lock:
+            known = held.segments.keys() | held.leaving.keys() | writing
         new = [self._load(name) for name in there if name not in known]
         gone = {n for n, each in list(held.segments.items()) if not each.is_there}
         return Seen(new, gone | set(held.unusable) - set(there))
@@ -50,11 +53,25 @@ class FolderShelf:
         tokens: np.ndarray,
         rows: np.ndarray,
         parents: Sequence[Key | None],
+        checksums: Sequence[bytes] | None,
+        confirm: Callable[[], None],
+        publish: Callable[[Segment], None],
     ) -> Segment:
         """Write a segment under the next number."""
         self._number += 1
         folder = self.folder / f"{self._number:08d}-{secrets.token_hex(4)}"
-        return segment.write(folder, self.facts, keys, tokens, rows, parents, self.disk)
+        said = self.facts, keys, tokens, rows, parents, self.disk, checksums, confirm
+        self._writing.add(folder.name)
+        try:
+            sealed = segment.write(folder, *said)
+            try:
+                publish(sealed)
+            except BaseException:
+                self.drop(sealed)
+                raise
+        finally:
+            self._writing.discard(folder.name)
+        return sealed
 
     def drop(self, segment_: Segment) -> None:
         """Take a segment away, its manifest first."""

@@ -125,6 +125,7 @@ class HostTier:
         """
         keys, tokens = requests.checked_request(self.facts, keys, tokens)
         rows = requests.checked_rows(self.facts, len(keys), records)
+        parent = requests.checked_parent(keys, parent)
         said = list(map(requests.said_of, tokens, rows))
         with self._lock:
             new = requests.new_positions(keys, said.__getitem__, self._said)

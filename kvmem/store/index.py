@@ -55,7 +55,9 @@ class Index:
         default_factory=collections.Counter
     )  # rows of a segment, by name, that a key still names
     touched_ns: dict[str, int] = dataclasses.field(default_factory=dict)  # by segment
-    leaving: set[str] = dataclasses.field(default_factory=set)  # being dropped
+    leaving: dict[str, None] = dataclasses.field(
+        default_factory=dict
+    )  # segments that this process drops or dropped, in order: none comes back
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
     _now_ns: int = 0
 
@@ -139,6 +141,14 @@ class Index:
             self.places.forget(gone)
             self.live.pop(name, None)
             self.touched_ns.pop(name, None)
+
+    def leave(self, name: str) -> None:
+        """Forget a segment that is about to be dropped, so that no look finds it."""
+        with self.lock:
+            self.leaving[name] = None
+            while len(self.leaving) > _EVICTED_KEYS:
+                del self.leaving[next(iter(self.leaving))]
+            self.remove(name)
 
     def touch(self, keys: Iterable[Key]) -> None:
         """Note that chunks were asked for, the first of them last."""

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvmem.errors import Busy
 from kvmem.store import eviction, requests, segment
 from kvmem.store.index import Index
 from kvmem.store.page_key import PageKey
@@ -47,10 +46,14 @@ class Keeper:
         tokens: np.ndarray,
         records: np.ndarray,
         parent: PageKey | None,
+        sums: Sequence[bytes] | None = None,
     ) -> PutResult:
-        """Write the chunks that are not held; return once they are durable."""
+        """Write the chunks that are not held; return once they are durable.
+
+        `sums` are those of the records as they were put, if they may change meanwhile.
+        """
         with self._index.lock:
-            new = self._new_rows(keys, tokens, records)
+            new = self._new_rows(keys, tokens, records, sums)
         present = [key for key in keys if key in self._index.places]
         self._index.touch(present)
         parents = self._parents(keys, new, parent)
@@ -67,6 +70,7 @@ class Keeper:
                 tokens.copy() if whole else tokens[part],
                 records if whole else records[part],
                 [parents[i] for i in part],
+                sums and [sums[i] for i in part],
             ).name
         self.save_recency()
         nbytes = len(new) * self.facts.row_nbytes
@@ -99,16 +103,19 @@ class Keeper:
             touched, self._index.touched_ns = self._index.touched_ns, {}
         self.shelf.note_used(touched)
 
-    def _new_rows(self, keys, tokens, records) -> list[int]:
+    def _new_rows(self, keys, tokens, records, sums) -> list[int]:
         """Return the positions to write, or raise Conflict before anything is."""
 
         def held(key: PageKey) -> requests.Said | None:
             place = self._index.places.get(key)
             return place and (place.tokens, place.checksum)
 
-        return requests.new_positions(
-            keys, lambda i: requests.said_of(tokens[i], records[i]), held
-        )
+        def said(i: int) -> requests.Said:
+            if sums is None:
+                return requests.said_of(tokens[i], records[i])
+            return tokens[i].tobytes(), sums[i]
+
+        return requests.new_positions(keys, said, held)
 
     def _parents(self, keys, new, parent) -> dict[int, PageKey | None]:
         """Return what each new chunk continues, None where it would go in circles."""
@@ -158,16 +165,15 @@ class Keeper:
         )
         return max(1, fitting)
 
-    def _write(self, lease, keys, tokens, records, parents) -> Segment:
+    def _write(self, lease, keys, tokens, records, parents, sums=None) -> Segment:
         """Write one segment and publish it."""
-        sealed = self.shelf.write(keys, tokens, records, parents)
-        try:
+
+        def publish(sealed: Segment) -> None:
             with lease.hold():
                 self._index.add(sealed)
-        except Busy:
-            self.shelf.drop(sealed)
-            raise
-        return sealed
+
+        said = keys, tokens, records, parents
+        return self.shelf.write(*said, sums, lease.confirm, publish)
 
     def _drop_dead(self, lease) -> tuple[str, ...]:
         """Take the segments away in which no row is live; return their names."""
@@ -177,12 +183,10 @@ class Keeper:
                 for name, each in self._index.segments.items()
                 if not self._index.live[name]
             ]
-            self._index.leaving |= {each.name for each in dead}
             for each in dead:
-                self._index.remove(each.name)
+                self._index.leave(each.name)
         for each in dead:
             self.shelf.drop(each)
-            self._index.leaving.discard(each.name)
         return tuple(each.name for each in dead)
 
     def _rewrite(self, lease) -> set[str]:

@@ -18,12 +18,12 @@ import dataclasses
 import functools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorstore
 
-from kvmem.errors import CorruptPage, StoreLocked, say
+from kvmem.errors import Busy, CorruptPage, StoreLocked, say
 from kvmem.store import durable, manifest, object_arrays, row_files, sidecar
 from kvmem.store.bucket import Bucket
 from kvmem.store.page_key import PageKey
@@ -93,6 +93,8 @@ def write(
     tokens: np.ndarray,
     rows: np.ndarray,
     parents: Sequence[PageKey | None],
+    checksums: Sequence[bytes] | None = None,
+    confirm: Callable[[], None] = lambda: None,
 ) -> ObjectSegment:
     """Write a segment and commit it as `number`; on failure leave nothing half-written.
 
@@ -107,6 +109,8 @@ def write(
         tokens: i32[C, chunk_tokens].
         rows: u8[C, row_nbytes], C > 0.
         parents: the key that each chunk continues, None where that is unknown.
+        checksums: of the rows as they were put; None: they cannot have changed since.
+        confirm: called before the commit; raises if that is too late.
 
     Raises:
         StoreLocked: another writer was given the number.
@@ -116,7 +120,7 @@ def write(
     home, created = _home(facts, name), time.time()
     per_file = row_files.rows_per_file(*rows.shape)
     parts = row_files.cut(len(rows), per_file)
-    checksums = tuple(durable.digest(row) for row in rows)
+    checksums = tuple(checksums or map(durable.digest, rows))
     try:
         objects = object_arrays.put(bucket, home, rows, parts)
         table = sidecar.pack(keys, parents, tokens, checksums)
@@ -146,8 +150,9 @@ def write(
     }
     data = manifest.pack(body)
     try:
+        confirm()
         _commit(bucket, facts, number, data)
-    except StoreLocked:
+    except (Busy, StoreLocked):
         _take_away(bucket, home)
         raise
     return ObjectSegment(
@@ -214,12 +219,16 @@ def load(bucket: Bucket, facts: Facts, number: int) -> ObjectSegment | Unusable 
     if [len(table), durable.digest(table).hex()] != body["files"][sidecar.NAME]:
         detail = f"{sidecar.NAME}: missing, or digest differs"
         return Unusable(place, "damaged", detail)
+    try:
+        said = sidecar.unpack(table)
+    except CorruptPage as error:
+        return Unusable(place, "damaged", f"{sidecar.NAME}: {error}")
     return ObjectSegment(
         bucket,
         facts,
         number,
         body["segment"],
-        *sidecar.unpack(table),
+        *said,
         body["arrays"][0]["rows_per_file"],
         body["created"],
         {path: tuple(said) for path, said in body["files"].items()},

@@ -34,10 +34,11 @@ class PageKey(bytes):
 
     def __new__(cls, digest: bytes) -> "PageKey":
         """Check the length and wrap `digest`."""
-        if len(digest) != KEY_NBYTES:
+        if not isinstance(digest, bytes) or len(digest) != KEY_NBYTES:
+            what = f"{len(digest)} bytes" if isinstance(digest, bytes) else repr(digest)
             raise InvalidId(
                 say(
-                    f"a page key of {len(digest)} bytes",
+                    f"a page key of {what}",
                     f"a page key is a SHA-256 digest of {KEY_NBYTES} bytes",
                     "Make keys with chain_keys(namespace, tokens)",
                 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from kvmem.errors import Conflict, FormatMismatch, say
+from kvmem.errors import Conflict, FormatMismatch, InvalidId, say
 from kvmem.store import durable
 from kvmem.store.page_key import PageKey, token_array
 from kvmem.store.segment import Facts
@@ -52,6 +52,22 @@ def checked_rows(facts: Facts, num_chunks: int, records: np.ndarray) -> np.ndarr
             )
         )
     return np.ascontiguousarray(records).reshape(num_chunks, chunk * record)
+
+
+def checked_parent(keys: Sequence[PageKey], parent: PageKey | None) -> PageKey | None:
+    """Return what the first key continues, or raise InvalidId."""
+    if parent is None:
+        return None
+    parent = PageKey(parent)
+    if parent in keys:
+        raise InvalidId(
+            say(
+                f"put of {len(keys)} chunks that continue {parent!r}",
+                "it is one of them, and no text continues itself",
+                "Pass the key before the first one, or no parent",
+            )
+        )
+    return parent
 
 
 def said_of(tokens: np.ndarray, row: np.ndarray) -> Said:

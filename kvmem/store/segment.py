@@ -9,15 +9,17 @@ synced, so what it returned from survives a power loss; without its manifest a s
 is not there, and `drop` takes the manifest first. Orbax commits, and kvmem seals: Orbax
 syncs its chunk files, but neither its own metadata nor the parent after its rename.
 
-Digests are those of the records that were put, made while Orbax writes them; only what
-Orbax added is read back.
+Digests are those of the records that were put, made when put was called or while Orbax
+writes them; only what Orbax added is read back. The manifest gets its name only after
+`confirm` said that the write still has its lease: before that, a caller that was told
+"too late" may have changed the records.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +105,8 @@ def write(
     rows: np.ndarray,
     parents: Sequence[PageKey | None] | None = None,
     disk: Disk = DISK,
+    checksums: Sequence[bytes] | None = None,
+    confirm: Callable[[], None] = lambda: None,
 ) -> Segment:
     """Write a new segment and return it once it is durable; on failure leave nothing.
 
@@ -114,6 +118,8 @@ def write(
         rows: u8[C, row_nbytes], C-contiguous, C > 0.
         parents: the key that each chunk continues, None where that is unknown.
         disk: what the steps go through.
+        checksums: of the rows as they were put; None: they cannot have changed since.
+        confirm: called before the manifest gets its name; raises if that is too late.
     """
     parents = tuple(parents or [None] * len(keys))
     created = time.time()
@@ -122,7 +128,7 @@ def write(
     disk.mkdir(folder)
     try:
         with concurrent.futures.ThreadPoolExecutor(1) as beside:
-            summing = beside.submit(_sums, rows, parts)
+            summing = beside.submit(_sums, rows, parts, checksums)
             disk.orbax(folder / ORBAX, lambda: _save(folder / ORBAX, rows, parts))
             checksums, written = summing.result()
         table = sidecar.pack(keys, parents, tokens, checksums)
@@ -131,7 +137,7 @@ def write(
         disk.sync(folder.parent)
         body = _body(folder.name, facts, parts, created, files)
         data = manifest.pack(body)
-        durable.write_file(folder / manifest.NAME, data, disk)
+        durable.write_file(folder / manifest.NAME, data, disk, confirm)
     except BaseException:
         with contextlib.suppress(OSError):
             drop(folder, disk)
@@ -175,14 +181,15 @@ def load(folder: Path, facts: Facts) -> Segment | Unusable:
         return refusal
     try:
         table = (folder / sidecar.NAME).read_bytes()
-    except OSError as error:
+        if [len(table), durable.digest(table).hex()] != body["files"][sidecar.NAME]:
+            return Unusable(folder.name, "damaged", f"{sidecar.NAME}: digest differs")
+        said = sidecar.unpack(table)
+    except (CorruptPage, OSError) as error:
         return Unusable(folder.name, "damaged", f"{sidecar.NAME}: {error}")
-    if [len(table), durable.digest(table).hex()] != body["files"][sidecar.NAME]:
-        return Unusable(folder.name, "damaged", f"{sidecar.NAME}: digest differs")
     return Segment(
         folder,
         facts,
-        *sidecar.unpack(table),
+        *said,
         created=body["created"],
         rows_per_file=body["arrays"][0]["rows_per_file"],
         file_nbytes=len(data) + sum(nbytes for nbytes, _ in body["files"].values()),
@@ -213,7 +220,7 @@ def _save(path: Path, rows: np.ndarray, parts: Sequence[Part]) -> None:
 
 
 def _sums(
-    rows: np.ndarray, parts: Sequence[Part]
+    rows: np.ndarray, parts: Sequence[Part], checksums: Sequence[bytes] | None
 ) -> tuple[tuple[bytes, ...], dict[str, durable.Written]]:
     """Return the checksum of each row, and what each file of rows is to hold."""
     written = {}
@@ -223,7 +230,7 @@ def _sums(
             nbytes = (stop - start) * rows.shape[1]
             held = durable.Written(nbytes, running, orbax_save.check_tail)
             written[f"{ORBAX}/{name}"] = held
-    return tuple(map(durable.digest, rows)), written
+    return tuple(checksums or map(durable.digest, rows)), written
 
 
 def _body(name, facts, parts, created, files) -> dict:

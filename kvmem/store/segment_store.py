@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from kvmem.errors import ConfigError, FormatMismatch, InvalidId, say
+from kvmem.store import durable
 from kvmem.store.chain_file import Link
 from kvmem.store.index import Index
 from kvmem.store.keeper import Keeper
 from kvmem.store.page_key import PageKey
 from kvmem.store.reader import Reader
-from kvmem.store.requests import checked_request, checked_rows
+from kvmem.store.requests import checked_parent, checked_request, checked_rows
 from kvmem.store.results import (
     GcReport,
     GetResult,
@@ -120,12 +121,16 @@ class SegmentStore:
                 is written then. Records computed again need not have equal bits: put
                 what lies beyond `contains`.
             FormatMismatch: shapes or dtypes that are not the store's.
+            InvalidId: `parent` is no page key, or one of `keys`.
             StoreLocked: not the writer, or not any more. Nothing is kept then.
             Busy: the write did not end within the store's lease.
             OSError: the disk or the server refused, or did not answer.
         """
-        request = self._checked_put(keys, tokens, records)
-        return self._submit(*request, parent).result()
+        keys, tokens, records = self._checked_put(keys, tokens, records)
+        # The records stay the caller's, which may change them where it stops waiting.
+        sums = list(map(durable.digest, records))
+        parent = checked_parent(keys, parent)
+        return self._submit(keys, tokens.copy(), records, parent, sums).result()
 
     def put_async(
         self,
@@ -141,6 +146,7 @@ class SegmentStore:
         nobody asks the future. Puts run in the order of their calls.
         """
         keys, tokens, records = self._checked_put(keys, tokens, records)
+        parent = checked_parent(keys, parent)
         return self._submit(keys, tokens.copy(), records.copy(), parent)
 
     def get(
@@ -243,9 +249,9 @@ class SegmentStore:
                 **{name: self._counts[name] for name in counted},
             )
 
-    def _submit(self, keys, tokens, records, parent) -> PutFuture:
+    def _submit(self, keys, tokens, records, parent, sums=None) -> PutFuture:
         def work(lease: Lease) -> PutResult:
-            done = self._keeper.keep(lease, keys, tokens, records, parent)
+            done = self._keeper.keep(lease, keys, tokens, records, parent, sums)
             with self._index.lock:
                 self._counts.update(
                     written=done.written,

@@ -6,7 +6,7 @@ nothing of budgets, keys or what was asked for; so all that is true of a store i
 once, for both.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,8 +32,14 @@ class Shelf(Protocol):
         tokens: np.ndarray,
         rows: np.ndarray,
         parents: Sequence[Key | None],
+        checksums: Sequence[bytes] | None,
+        confirm: Callable[[], None],
+        publish: Callable[[Segment], None],
     ) -> Segment:
-        """Write a new segment and return it once it is durable; else leave nothing."""
+        """Write a new segment, publish it once it is durable; else leave nothing.
+
+        `confirm` is asked before anybody can find it; `look` sees it after `publish`.
+        """
 
     def drop(self, segment: Segment) -> None:
         """Take a segment away; a crash leaves a whole one or a leftover."""
@@ -74,7 +80,7 @@ def extend(held: Index, shelf: Shelf) -> int:
         for found in seen.new:
             if isinstance(found, Unusable):
                 held.unusable[found.name] = found
-            elif found.name not in held.segments.keys() | held.leaving:
+            elif found.name not in held.segments.keys() | held.leaving.keys():
                 held.add(found)
                 held.unusable.pop(found.name, None)
                 added += 1

@@ -41,6 +41,12 @@ class Lease:
         """Seconds until the lease ends."""
         return self._until - time.monotonic()
 
+    def confirm(self) -> None:
+        """Raise Busy if the lease was revoked, without keeping it from that."""
+        with self._lock:
+            if self._revoked:
+                raise self.expired()
+
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Publish in peace, or raise Busy if the lease was revoked."""

@@ -241,3 +241,43 @@ st.put_async(keys[2:], tokens[2:], records[{2 * CHUNK}:]).result()
     assert reader.contains(chunks.keys) == 2
     st = open_store()
     assert st.contains(chunks.keys) == 2 and len(st.swept) == 1
+
+
+def test_a_write_that_was_given_up_never_gets_its_name(open_store, make_chunks, gate):
+    """Its caller was told Busy, and may have put other bytes where the records were."""
+    chunks, disk = make_chunks(2), Hooked("mkdir")
+    st = open_store(io=disk, lease_s=0.3)
+    disk.hook = lambda: gate.wait(30)
+    named = threading.Event()
+    records, perform = chunks.records.copy(), disk.perform
+
+    def noting(step, action):
+        if step.verb == "rename":
+            named.set()
+        return perform(step, action)
+
+    disk.perform = noting
+    with pytest.raises(Busy):
+        st.put(chunks.keys, chunks.tokens, records)
+    records[:] = records[::-1].copy()
+    gate.set()
+    deadline = time.monotonic() + 20
+    while any(st._folder.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert list(st._folder.iterdir()) == [] and not named.is_set()
+
+
+def test_records_that_changed_after_the_call_are_not_sealed_as_right(
+    open_store, make_chunks
+):
+    """A caller that stopped waiting has its buffer back while the write goes on."""
+    chunks, disk = make_chunks(2), Hooked()
+    st, records = open_store(io=disk), chunks.records.copy()
+
+    def change():
+        records[0] ^= 1
+
+    disk.hook = change
+    assert st.put(chunks.keys, chunks.tokens, records).written == 2
+    found = st.get(*chunks[:2])
+    assert (found.num_hit, found.reason) == (0, "checksum")
