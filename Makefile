@@ -6,6 +6,8 @@ FLOOR := jax==0.11.2 jaxlib==0.11.2
 NEWEST := 0.12.0.1
 CUDA := jax==$(NEWEST) jaxlib==$(NEWEST) jax-cuda13-plugin==$(NEWEST) jax-cuda13-pjrt==$(NEWEST)
 CUDA_FLOOR := $(FLOOR) jax-cuda13-plugin==0.11.2 jax-cuda13-pjrt==0.11.2
+# Most of the time is XLA's; files are shared out whole, for the sake of their fixtures.
+PYTEST := -m pytest --numprocesses=2 --dist=loadfile
 export PYTHON
 
 .PHONY: help demo test test-all test-floor test-kernels lint format venv
@@ -23,14 +25,14 @@ demo: venv
 	.venv/bin/python -m experiments run configs/handoff.toml
 
 test: venv
-	.venv/bin/python -m pytest
+	.venv/bin/python $(PYTEST)
 
 test-all: venv
-	.venv/bin/python -m pytest --long
+	.venv/bin/python $(PYTEST) --long
 
 test-floor:
 	@.ci/make_venv .venvs/floor $(FLOOR)
-	.venvs/floor/bin/python -m pytest
+	.venvs/floor/bin/python $(PYTEST)
 
 test-kernels:
 	@.ci/make_venv .venvs/cuda $(CUDA)

@@ -21,11 +21,13 @@ _XLA_FLAGS = (
     "--xla_force_host_platform_device_count=8",
     "--xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
+# jax writes a kept program in place: two processes that run at once keep their own.
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 _STRICT = {
     "XLA_FLAGS": " ".join(_XLA_FLAGS),
     "JAX_PLATFORMS": os.environ.get("JAX_PLATFORMS", "cpu"),
     "JAX_NUMPY_RANK_PROMOTION": "raise",
-    "JAX_COMPILATION_CACHE_DIR": str(_ROOT / ".cache" / "jax"),
+    "JAX_COMPILATION_CACHE_DIR": str(_ROOT / ".cache" / "jax" / _WORKER),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "KVMEM_CACHE": str(_ROOT / ".cache" / "kvmem"),  # nothing is written at home
 }

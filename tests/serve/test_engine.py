@@ -38,8 +38,10 @@ def dense(tiny_model):
     return make
 
 
-@pytest.mark.parametrize("page_size", [1, 8, 16])
-@pytest.mark.parametrize("order", ["head_major", "token_major"])
+@pytest.mark.parametrize(
+    ("page_size", "order"),
+    [(1, "head_major"), (8, "token_major"), (16, "head_major")],
+)
 def test_greedy_tokens_equal_those_of_a_model_without_a_cache(
     engine, dense, page_size, order
 ):
@@ -50,8 +52,7 @@ def test_greedy_tokens_equal_those_of_a_model_without_a_cache(
         assert output.output_ids == dense(prompt, 9)
 
 
-@pytest.mark.parametrize("tp", [2, 4, 8])
-@pytest.mark.parametrize("executor", ["auto", "vmap"])
+@pytest.mark.parametrize(("tp", "executor"), [(2, "auto"), (4, "vmap"), (8, "auto")])
 def test_every_topology_gives_the_same_tokens(engine, dense, tp, executor):
     made = engine(tp=tp, executor=executor)
     prompts = [text(10, 23), text(11, 6)]
