@@ -12,6 +12,7 @@ from kvmem.serve import SamplingParams, landing
 
 KINDS = ("window", "indexer", "state")
 CHUNK = 4
+LONG = pytest.mark.long
 
 
 def text(seed, length):
@@ -62,7 +63,12 @@ def test_a_text_is_resumed_by_an_engine_that_never_saw_it(
 
 @pytest.mark.parametrize(
     ("kind", "tp", "page_size"),
-    [("window", 4, 8), ("window", 1, 2), ("indexer", 4, 8), ("state", 2, 16)],
+    [
+        ("window", 4, 8),
+        ("state", 2, 16),
+        pytest.param("window", 1, 2, marks=LONG),
+        pytest.param("indexer", 4, 8, marks=LONG),
+    ],
 )
 def test_every_topology_and_page_size_reads_what_another_wrote(
     hybrid_engine, hybrid_dense, open_parts, kind, tp, page_size
@@ -211,7 +217,7 @@ def test_a_page_that_the_store_fills_in_part_serves_its_sequence_alone(
         assert made.take_output(request_id).output_ids == want
 
 
-@pytest.mark.parametrize("kind", ["window", "state"])
+@pytest.mark.parametrize("kind", [pytest.param("window", marks=LONG), "state"])
 def test_records_of_every_group_are_the_same_bytes_on_every_topology(
     hybrid_engine, kind
 ):
@@ -260,7 +266,7 @@ def test_what_could_not_be_kept_is_refused_in_words(hybrid_engine, open_parts):
             hybrid_engine("state", store=kept.stores["base"])
 
 
-@pytest.mark.parametrize("kind", ["window", "state"])
+@pytest.mark.parametrize("kind", [pytest.param("window", marks=LONG), "state"])
 def test_engines_that_come_and_go_answer_as_if_none_had_ever_ended(
     hybrid_engine, hybrid_dense, open_parts, kind
 ):
