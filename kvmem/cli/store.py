@@ -25,7 +25,7 @@ from kvmem.store.bucket import scheme_of
 
 __all__ = ["Arguments", "run"]
 
-_DAMAGE = ("damaged", "foreign")
+_DAMAGE = ("damaged", "foreign", "unreachable")
 _USES = {"export": ("key", "tokens", "out"), "gc": ("max_nbytes",)}
 
 

@@ -16,6 +16,8 @@ from kvmem.store import SegmentRow, chain_file, facts_file
 
 __all__ = ["export"]
 
+_NOT_READ = ("checksum", "damaged", "deadline", "unreachable")
+
 
 def export(arguments: Arguments, rows: Sequence[SegmentRow]) -> int:
     """Write one chain as far as it can be read; an unreadable chunk is damage."""
@@ -50,7 +52,7 @@ def export(arguments: Arguments, rows: Sequence[SegmentRow]) -> int:
             f"{said['tokens']:,} tokens in {said['chunks']:,} of {said['asked']:,} "
             f"chunks to {arguments.out}" + f" ({found.reason})" * bool(found.reason)
         )
-    return verdict(found.reason in ("checksum", "damaged"))
+    return verdict(found.reason in _NOT_READ)
 
 
 def _chain(

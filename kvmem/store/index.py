@@ -4,7 +4,7 @@ The law: the index is derived. It has no file of its own; opening a store reads 
 manifest and sidecar of every segment, never an array, and what they say is all there
 is. Where two segments hold one key, the later one counts. A chunk found damaged is
 masked, so that it can be written afresh, while its bytes stay where they are for
-whoever repairs them; one that did not answer in time is masked for a while.
+whoever repairs them; one that failed of what passes is masked for a while.
 
     index = Index()
     shelf.extend(index, FolderShelf(folder, facts))
@@ -26,7 +26,8 @@ from kvmem.store.segment import Segment, Unusable
 from kvmem.store.sidecar import Key
 
 _EVICTED_KEYS = 65_536  # remembered, so that a miss can say so
-RETRY_S = 60.0  # a chunk that did not answer in time is asked again after this
+RETRY_S = 60.0  # a chunk whose failure passes is asked for again after this
+_PASSING = ("deadline", "unreachable")
 
 
 class Mask(NamedTuple):
@@ -118,9 +119,17 @@ class Index:
         with self.lock:
             if self.places.get(key) != place:
                 return
-            wait = RETRY_S if reason == "deadline" else float("inf")
+            wait = RETRY_S if reason in _PASSING else float("inf")
             self.masked[key] = Mask(reason, place, time.monotonic() + wait)
             del self.places[key]
+
+    def retry(self) -> None:
+        """Serve again what is masked for a while only."""
+        with self.lock:
+            for key, mask in list(self.masked.items()):
+                if mask.reason in _PASSING:
+                    self.masked[key] = mask._replace(until=0.0)
+                    self._unmask(key)
 
     def evict(self, key: Key) -> None:
         """Forget a chunk; its row is dead."""

@@ -7,6 +7,7 @@ that is missing is an error, and never zeros.
     for part, array in open_all(bucket, home, parts): ...
 """
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,17 +16,31 @@ import tensorstore
 from kvmem.store import durable
 from kvmem.store.bucket import Bucket
 from kvmem.store.row_files import Part
+from kvmem.store.rows import NEVER
 
 Arrays = tuple[tuple[Part, tensorstore.TensorStore], ...]  # u8[rows * row_nbytes] each
 
 
-def open_all(bucket: Bucket, home: str, parts: Sequence[Part]) -> Arrays:
-    """Return the arrays below `home`, open for reading, in the order of the rows."""
+def open_all(
+    bucket: Bucket, home: str, parts: Sequence[Part], deadline: float = NEVER
+) -> Arrays:
+    """Return the arrays below `home`, open for reading, in the order of the rows.
+
+    Raises:
+        TimeoutError: they were not open at the deadline (`time.monotonic`).
+    """
     opening = [
         tensorstore.open(_spec(bucket, home, part.name), read=True) for part in parts
     ]
-    found = [future.result() for future in opening]
+    found = [wait(future, deadline) for future in opening]
     return tuple(zip(parts, found, strict=True))
+
+
+def wait[T](future: "tensorstore.Future[T]", deadline: float) -> T:
+    """Return what a future gives, or raise TimeoutError at the deadline."""
+    if deadline == NEVER:
+        return future.result()
+    return future.result(timeout=max(0.0, deadline - time.monotonic()))
 
 
 def put(

@@ -15,24 +15,25 @@ Orbax has no part in this: TensorStore writes the array and reads it.
 
 import contextlib
 import dataclasses
-import functools
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import tensorstore
 
 from kvmem.errors import Busy, CorruptPage, StoreLocked, say
-from kvmem.store import durable, manifest, object_arrays, row_files, sidecar
+from kvmem.store import durable, manifest, object_arrays, passing, row_files, sidecar
 from kvmem.store.bucket import Bucket
 from kvmem.store.page_key import PageKey
-from kvmem.store.row_files import Part
 from kvmem.store.rows import NEVER, Fault
 from kvmem.store.segment import Facts, Unusable
 from kvmem.store.sidecar import Key
 
 MANIFESTS = "_segments"
+_opened: weakref.WeakKeyDictionary["ObjectSegment", object_arrays.Arrays] = (
+    weakref.WeakKeyDictionary()
+)
 _KIND, _FENCE = "kvmem segment", "kvmem fence"
 
 
@@ -62,13 +63,6 @@ class ObjectSegment:
     def nbytes(self) -> int:
         """Bytes of its records."""
         return len(self.keys) * self.facts.row_nbytes
-
-    @functools.cached_property
-    def arrays(self) -> tuple[tuple[Part, tensorstore.TensorStore], ...]:
-        """The records, opened; an object that is missing is an error, not zeros."""
-        parts = row_files.cut(len(self.keys), self.rows_per_file)
-        home = _home(self.facts, self.name)
-        return object_arrays.open_all(self.bucket, home, parts)
 
 
 def manifest_name(facts: Facts, number: int) -> str:
@@ -203,7 +197,7 @@ def load(bucket: Bucket, facts: Facts, number: int) -> ObjectSegment | Unusable 
         data = bucket.read(manifest_name(facts, number)) or b""
         body = manifest.unpack(data)
     except (CorruptPage, OSError) as error:
-        return Unusable(place, "damaged", f"manifest: {error}")
+        return Unusable(place, passing.reason_of(error), f"manifest: {error}")
     if body["version"] != manifest.VERSION:
         detail = f"layout version {body['version']}, read here: {manifest.VERSION}"
         return Unusable(place, "version", detail)
@@ -215,7 +209,10 @@ def load(bucket: Bucket, facts: Facts, number: int) -> ObjectSegment | Unusable 
         is_ours = (found.model_id, found.format_id) == (facts.model_id, facts.format_id)
         resized = is_ours and found != facts
         return Unusable(place, "format" if resized else "foreign", detail, found)
-    table = bucket.read(_home(facts, body["segment"]) + sidecar.NAME) or b""
+    try:
+        table = bucket.read(_home(facts, body["segment"]) + sidecar.NAME) or b""
+    except OSError as error:
+        return Unusable(place, passing.reason_of(error), f"{sidecar.NAME}: {error}")
     if [len(table), durable.digest(table).hex()] != body["files"][sidecar.NAME]:
         detail = f"{sidecar.NAME}: missing, or digest differs"
         return Unusable(place, "damaged", detail)
@@ -244,8 +241,8 @@ def read(
 ) -> list[Fault | None]:
     """Read `rows` into `out` and compare checksums; return a fault or None for each.
 
-    A fault's reason is "damaged" where reading failed, "checksum" where the bytes
-    differ, "deadline" where they came too late.
+    A fault's reason is "damaged" where reading failed, "unreachable" where it failed of
+    what passes, "checksum" where the bytes differ, "deadline" where they came too late.
 
     Args:
         segment: where from.
@@ -258,15 +255,15 @@ def read(
     for i, row in enumerate(rows):
         places.setdefault(row // per_file, []).append(i)
     try:
-        pending = []
+        pending, arrays = [], _open(segment, deadline)
         for mine in places.values():
             at = [rows[i] for i in mine]
             first, last = min(at), max(at)
-            part, array = segment.arrays[int(first >= segment.arrays[0][0].stop)]
+            part, array = arrays[int(first >= arrays[0][0].stop)]
             span = array[part.span(first, last + 1 - first, nbytes)]
             pending.append((mine, [row - first for row in at], span.read()))
     except (ValueError, OSError) as error:
-        return [Fault("damaged", str(error))] * len(rows)
+        return [_fault(error, deadline)] * len(rows)
     faults: list[Fault | None] = [None] * len(rows)
     for mine, at, future in pending:
         block = _settle(future, deadline)
@@ -328,11 +325,24 @@ def _commit(bucket: Bucket, facts: Facts, number: int, data: bytes) -> None:
 def _settle(future, deadline: float) -> np.ndarray | Fault:
     """Return what was read, or the fault."""
     try:
-        if deadline == NEVER:
-            return future.result()
-        return future.result(timeout=max(0.0, deadline - time.monotonic()))
-    except TimeoutError:
+        return object_arrays.wait(future, deadline)
+    except (ValueError, OSError) as error:
+        return _fault(error, deadline)
+
+
+def _open(segment: ObjectSegment, deadline: float) -> object_arrays.Arrays:
+    """Return the records, opened once; a missing object is an error, not zeros."""
+    arrays = _opened.get(segment)
+    if arrays is None:
+        parts = row_files.cut(len(segment.keys), segment.rows_per_file)
+        home = _home(segment.facts, segment.name)
+        arrays = object_arrays.open_all(segment.bucket, home, parts, deadline)
+        _opened[segment] = arrays
+    return arrays
+
+
+def _fault(error: Exception, deadline: float) -> Fault:
+    if isinstance(error, TimeoutError) and time.monotonic() >= deadline:
         detail = "the server had not answered when the deadline came"
         return Fault("deadline", detail)
-    except (ValueError, OSError) as error:
-        return Fault("damaged", str(error))
+    return Fault(passing.reason_of(error), str(error))

@@ -26,8 +26,10 @@ class GetResult:
 
     Reasons: None (all there); "not_found"; "tokens" (the key is held for other tokens);
     "checksum" (the bytes differ from those written); "damaged" (they cannot be read);
-    "deadline" (the disk did not answer in time); "evicted" (it was here); "format" and
-    "model" (what is here was written in another format, or for another model).
+    "deadline" (the disk did not answer in time); "unreachable" (it could not be asked
+    now: both are asked for again after a minute, or after `refresh`); "evicted" (it was
+    here); "format" and "model" (what is here was written in another
+    format, or for another model).
     """
 
     records: np.ndarray  # u8[num_hit * chunk_tokens, record_nbytes]

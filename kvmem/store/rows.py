@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorstore
 
-from kvmem.store import durable, manifest, row_files
+from kvmem.store import durable, manifest, passing, row_files
 from kvmem.store.row_files import Part
 from kvmem.store.segment import ORBAX, Segment
 
@@ -25,7 +25,11 @@ NEVER = float("inf")
 
 
 class Fault(NamedTuple):
-    """Why a row is not served: "damaged", "checksum", "deadline" or "evicted"."""
+    """Why a row is not served.
+
+    "damaged", "checksum", "deadline", "evicted", or "unreachable": a failure that
+    passes.
+    """
 
     reason: str
     detail: str
@@ -64,8 +68,9 @@ def read(
     """Read `rows` into `out` and compare checksums; return a fault or None for each.
 
     Rows are checked while later ones are still being read. A fault's reason is
-    "damaged" where reading failed, "checksum" where the bytes differ, "deadline" where
-    neither was known in time, "evicted" where the segment is no longer there. The row's
+    "damaged" where reading failed, "unreachable" where it failed of what passes,
+    "checksum" where the bytes differ, "deadline" where nothing was known in time,
+    "evicted" where the segment is no longer there. The row's
     bytes in `out` mean nothing then, and may change later on.
 
     Args:
@@ -167,7 +172,7 @@ def _fault(segment: Segment, error: Exception, deadline: float) -> Fault:
         return Fault("deadline", "the disk had not answered when the deadline came")
     if not segment.is_there:
         return _evicted(segment)
-    return Fault("damaged", str(error))
+    return Fault(passing.reason_of(error), str(error))
 
 
 def _evicted(segment: Segment) -> Fault:

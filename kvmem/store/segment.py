@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 
 from kvmem.errors import CorruptPage
-from kvmem.store import durable, manifest, orbax_save, row_files, sidecar
+from kvmem.store import durable, manifest, orbax_save, passing, row_files, sidecar
 from kvmem.store.io import DISK, Disk
 from kvmem.store.page_key import PageKey
 from kvmem.store.row_files import Part
@@ -87,8 +87,8 @@ class Unusable:
     """Why a folder is no segment of this store.
 
     Status: "unfinished" (no manifest: being written, or left by a dead writer),
-    "damaged", "foreign" (another's ids or name), "version" (another layout), "format"
-    (another record or chunk size under these ids).
+    "damaged", "unreachable" (a failure that passes), "foreign" (another's ids or name),
+    "version" (another layout), "format" (another record or chunk size under these ids).
     """
 
     name: str
@@ -176,7 +176,8 @@ def load(folder: Path, facts: Facts) -> Segment | Unusable:
     except (FileNotFoundError, NotADirectoryError):
         return Unusable(folder.name, "unfinished", "it has no manifest")
     except (CorruptPage, OSError) as error:
-        return Unusable(folder.name, "damaged", f"{manifest.NAME}: {error}")
+        status = passing.reason_of(error)
+        return Unusable(folder.name, status, f"{manifest.NAME}: {error}")
     if refusal := _refuse(folder.name, facts, body):
         return refusal
     try:
@@ -185,7 +186,8 @@ def load(folder: Path, facts: Facts) -> Segment | Unusable:
             return Unusable(folder.name, "damaged", f"{sidecar.NAME}: digest differs")
         said = sidecar.unpack(table)
     except (CorruptPage, OSError) as error:
-        return Unusable(folder.name, "damaged", f"{sidecar.NAME}: {error}")
+        status = passing.reason_of(error)
+        return Unusable(folder.name, status, f"{sidecar.NAME}: {error}")
     return Segment(
         folder,
         facts,

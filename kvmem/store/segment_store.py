@@ -168,7 +168,7 @@ class SegmentStore:
         def deadline() -> float:
             return NEVER if wait is None else time.monotonic() + wait
 
-        found = self._reader.get(keys, tokens, deadline, self.refresh)
+        found = self._reader.get(keys, tokens, deadline, self._take_in)
         with self._index.lock:
             self._counts["hits"] += found.num_hit
             if found.reason:
@@ -212,7 +212,14 @@ class SegmentStore:
         return self._in_turn(self._keeper.collect).result()
 
     def refresh(self) -> int:
-        """Take in segments that another process sealed since; return how many."""
+        """Take in segments that another process sealed since; return how many.
+
+        Chunks that did not answer, or could not be asked for, are tried again.
+        """
+        self._index.retry()
+        return self._take_in()
+
+    def _take_in(self) -> int:
         added = extend(self._index, self._shelf)
         _refuse_other_format(self._index, self.facts)
         return added

@@ -477,8 +477,8 @@ def test_a_server_that_went_away_is_a_miss_and_an_error_of_put(
     monkeypatch.setattr(made._shelf, "bucket", gone)
     for each in {made._index.places[key].segment for key in chunks.keys}:
         object.__setattr__(each, "bucket", gone)
-        each.__dict__.pop("arrays", None)
-    assert made.get(*chunks[:2]).reason == "damaged"
+        object_segment._opened.pop(each, None)
+    assert made.get(*chunks[:2]).reason == "unreachable"
     with pytest.raises(OSError, match="put: "):
         made.put(*make_chunks(1, 1))
 
