@@ -4,7 +4,7 @@ The law: a bulk copy moves a multiple of 16 bytes between addresses that are mul
 of 16, and what a block keeps in shared memory, barriers counted, fits 232,448 bytes. A
 kernel asks here before it is built; a refusal is a sentence with both numbers.
 
-    chunk_nbytes(4_497_408)          # 24,576: the largest divisor of at most 32 KiB
+    chunk_nbytes(4_497_408)          # 31,232: the largest divisor of at most 32 KiB
     misaligned(page=1_284)           # "page of 1,284 B: bulk copies move multiples ..."
 """
 
@@ -29,6 +29,7 @@ ALIGNMENT = 16
 BLOCKS = 132  # multiprocessors of an H200: one persistent block each
 SHARED_NBYTES = 232_448  # of a block, barriers and other scratch included
 BARRIER_NBYTES = 8
+CACHE_LINE = 128
 MAX_BARRIERS = 32  # of one group
 MAX_ARRIVALS = 8_191  # a barrier counts 2^20 - 1 lanes, 128 a copy
 INT32 = 2**31
@@ -44,12 +45,15 @@ def round_up(count: int, multiple: int) -> int:
 
 
 def chunk_nbytes(nbytes: int, most: int = 32 << 10) -> int:
-    """Return the largest divisor of `nbytes` that a copy can move, at most `most`."""
+    """Return the largest divisor of `nbytes` that a copy can move, at most `most`.
+
+    One that is made of whole cache lines is taken before one up to twice its size.
+    """
     units = nbytes // ALIGNMENT
-    for count in range(min(units, most // ALIGNMENT), 1, -1):
-        if units % count == 0:
-            return count * ALIGNMENT
-    return ALIGNMENT
+    counts = range(min(units, most // ALIGNMENT), 0, -1)
+    found = [count * ALIGNMENT for count in counts if units % count == 0]
+    lines = [chunk for chunk in found if chunk % CACHE_LINE == 0]
+    return lines[0] if lines and 2 * lines[0] >= found[0] else found[0]
 
 
 def misaligned(**nbytes: int) -> str | None:

@@ -126,8 +126,9 @@ def test_keys_of_32_bits_agree_to_two_ulps(prove):
     assert (distance <= 2 * np.spacing(np.float32(scale))).all()
 
 
-def test_nothing_is_turned_where_the_delta_is_nought_whatever_the_bits(prove):
-    arrays, facts, _ = keys_of(prove, "half", "bfloat16")
+@pytest.mark.parametrize("style", ["half", "interleaved"])
+def test_nothing_is_turned_where_the_delta_is_nought_whatever_the_bits(prove, style):
+    arrays, facts, _ = keys_of(prove, style, "bfloat16")
     pages, ids, offsets, cos, sin = arrays
     nan = np.full_like(pages, 0xFF)
     still = nan, ids, offsets, np.ones_like(cos), np.zeros_like(sin)

@@ -169,6 +169,16 @@ def test_a_list_that_was_not_settled_is_a_race(prove, monkeypatch, race):
         interpret.run(scatter_pages.kernel, pages, ids, prove.bytes(2, 256), blocks=2)
 
 
+def test_a_dropped_row_frees_no_slot_that_is_still_read(prove, monkeypatch, race):
+    pages, rows = pool_of(prove), prove.bytes(6, 256)
+    ids = np.array([0, 1, -1, 2, 3, 4], np.int32)
+    tuning = {"blocks": 1, "stages": 4}
+    prove.equal(scatter_pages, (pages, ids, rows), tuning=tuning)
+    monkeypatch.setattr(ring, "drain", lambda: None)
+    with pytest.raises(race):
+        interpret.run(scatter_pages.kernel, pages, ids, rows, **tuning)
+
+
 def test_a_slot_that_is_loaded_before_it_was_stored_is_a_race(prove, monkeypatch, race):
     monkeypatch.setattr(ring.plgpu, "wait_smem_to_gmem", lambda *a, **k: None)
     ids = np.arange(6, dtype=np.int32)
