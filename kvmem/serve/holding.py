@@ -11,6 +11,8 @@ is page firsts[g] + i of its sequence, and no page behind the last column is hel
 
 from collections.abc import Sequence
 
+from kvmem import errors
+
 __all__ = ["Holding"]
 
 
@@ -45,3 +47,19 @@ class Holding:
         columns = self.columns[group]
         beyond = self.end(group) - end
         return columns if beyond <= 0 else columns[: max(0, len(columns) - beyond)]
+
+    def require_length(self, length: int, known: int) -> None:
+        """Refuse to cut a text of `known` tokens at a length that it does not reach.
+
+        Raises:
+            ConfigError: `length` is below zero, or beyond the text or its pages.
+        """
+        most = min(known, self.room)
+        if not 0 <= length <= most:
+            raise errors.ConfigError(
+                errors.say(
+                    f"a text cut to {length:,} tokens",
+                    f"{known:,} are known and {most:,} of them have pages",
+                    f"Cut it to a length from 0 to {most:,}",
+                )
+            )

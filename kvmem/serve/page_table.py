@@ -255,7 +255,11 @@ class PageTable:
             The pages from now on and the tokens computed in them, `length` or fewer:
             the rest is to be computed again. None, and nothing has changed, when there
             is no room.
+
+        Raises:
+            ConfigError: `length` is below zero, or beyond the text or its pages.
         """
+        held.require_length(length, len(tokens))
         if not self._states and self._reaches(held, length):
             found, computed = self.fork(held, length), length
         else:
