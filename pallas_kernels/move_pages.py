@@ -3,7 +3,7 @@
 Contract: donates `pages` u8[P, E]. Page destinations[i] becomes what page sources[i]
 was before anything moved, so swaps, cycles and chains are right, and one source may
 have many destinations. A pair with an id outside [0, num_pages) moves nothing; of pairs
-with one destination the last wins. No other page is written.
+with one destination the last wins, and `host` refuses them. No other page is written.
 
 Few pairs move by slabs: a block owns columns of bytes, reads them of every source and
 then writes them to every destination. Columns of two blocks never meet, so no block
@@ -39,10 +39,21 @@ def reference(pages, sources, destinations, *, num_pages=None) -> jax.Array:
 
 
 def host(pages: np.ndarray, sources, destinations, *, num_pages=None) -> np.ndarray:
-    """Do the same in numpy, in place."""
+    """Do the same in numpy, in place.
+
+    Raises:
+        Unsupported: a destination that two pairs name; under jit the last one wins.
+    """
     num_pages = pages.shape[0] if num_pages is None else num_pages
     named = (sources >= 0) & (sources < num_pages)
     named &= (destinations >= 0) & (destinations < num_pages)
+    targets, counts = np.unique(destinations[named], return_counts=True)
+    if (counts > 1).any():
+        twice = targets[counts > 1].tolist()
+        raise limits.Unsupported(
+            f"page {twice[0]} as the destination of two pages: a page holds what one "
+            "page held. Name each destination once."
+        )
     pages[destinations[named]] = pages[sources[named]]
     return pages
 

@@ -68,6 +68,8 @@ def test_exactly_the_pages_of_the_list_are_cleared(prove):
 SWAPS = ([0, 1, 2, 3, 9, -1, 4, 5], [1, 2, 0, 3, 4, 5, 7, 4])
 
 
+@pytest.mark.case("ALC-11")
+@pytest.mark.case("IDX-07")
 @pytest.mark.parametrize("variant", ["slabs", "staged"])
 def test_cycles_chains_and_copies_are_moved_as_if_at_once(prove, variant):
     pages = pool_of(prove)
@@ -86,13 +88,27 @@ def test_cycles_chains_and_copies_are_moved_as_if_at_once(prove, variant):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.case("ALC-11")
+def test_of_two_pages_for_one_destination_the_last_wins_and_the_host_refuses(prove):
+    pages, sources = pool_of(prove), np.array([0, 1, 2], np.int32)
+    destinations = np.array([5, 5, 4], np.int32)
+    arrays = pages, sources, destinations
+    found = interpret.run(move_pages.kernel, *arrays, num_pages=NUM_PAGES)
+    expected = jax.jit(move_pages.reference)(*arrays)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+    np.testing.assert_array_equal(np.asarray(found)[[5, 4]], pages[[1, 2]])
+    with pytest.raises(ValueError, match="page 5 as the destination of two pages"):
+        move_pages.host(*arrays)
+
+
 def test_random_lists_of_pages_of_an_odd_width(prove, odd_width):
     pages = pool_of(prove, odd_width)
     ids = prove.rng.integers(-3, NUM_PAGES + 3, 7).astype(np.int32)
     rows = prove.bytes(7, odd_width)
     prove.equal(gather_pages, (pages, ids), num_pages=NUM_PAGES)
     prove.equal(scatter_pages, (pages, ids, rows), num_pages=NUM_PAGES)
-    prove.equal(move_pages, (pages, ids, ids[::-1].copy()), num_pages=NUM_PAGES)
+    others = prove.rng.permutation(NUM_PAGES + 1).astype(np.int32)
+    prove.equal(move_pages, (pages, ids, others), num_pages=NUM_PAGES)
 
 
 def test_one_page_of_many_copies_is_shared_by_blocks(prove):

@@ -126,6 +126,9 @@ def test_a_record_of_16_bytes_whose_runs_are_not_is_refused_unless_it_is_said(pr
     facts = {"nbytes": 1152, "slot_stride": 1152, "slots": 64}
     assert "offset 1,284 in a record" in export_records.supports(*shapes, **facts)
     assert export_records.supports(*shapes, **facts, alignment=4) is None
+    odd = prove.shape("uint8", 8, 2 * 1284 + 4), *shapes[1:]
+    refusal = export_records.supports(*odd, **facts, alignment=16)
+    assert refusal == "records of 2,572 B, said to be multiples of 16"
 
 
 @pytest.mark.parametrize(
