@@ -111,7 +111,16 @@ def _checked(pages: Pages, slots: Slots, plan: CopyPlan) -> np.ndarray:
     """Return the slots as i64[n], or refuse what cannot be moved."""
     checks.pages_fit(pages, plan)
     choose(pages, "host")
-    at = np.array(slots, np.int64).reshape(-1)
+    given = np.asarray(slots)
+    if given.size and not (given.ndim == 1 and np.issubdtype(given.dtype, np.integer)):
+        raise errors.InvalidId(
+            errors.say(
+                f"slots {given.dtype}{list(given.shape)}",
+                "a slot is an integer, one a row",
+                "Give page * page_tokens + place in the page",
+            )
+        )
+    at = given.astype(np.int64).reshape(-1)
     held = num_pages(pages, plan) * plan.page_tokens
     if at.size and at.max() >= held:
         raise errors.InvalidId(
@@ -132,9 +141,11 @@ def _move(
     to_pages: bool,
 ) -> None:
     """Move the named rows: by spans of neighbours, or row by row, whichever is less."""
-    spans = _spans(at, plan.page_tokens)
-    move = _by_spans if len(at) >= _NEIGHBOURS * len(spans) else _by_rows
-    move(lanes, at, records, plan.page_tokens, to_pages)
+    tokens, spans = plan.page_tokens, _spans(at, plan.page_tokens)
+    if len(at) >= _NEIGHBOURS * len(spans):
+        _by_spans(lanes, at, spans, records, tokens, to_pages)
+    else:
+        _by_rows(lanes, at, records, tokens, to_pages)
 
 
 def _spans(at: np.ndarray, page_tokens: int) -> list[tuple[int, int]]:
@@ -150,9 +161,16 @@ def _spans(at: np.ndarray, page_tokens: int) -> list[tuple[int, int]]:
     ]
 
 
-def _by_spans(lanes, at, records, page_tokens, to_pages) -> None:
+def _by_spans(
+    lanes: Sequence[Lane],
+    at: np.ndarray,
+    spans: list[tuple[int, int]],
+    records: np.ndarray,
+    page_tokens: int,
+    to_pages: bool,
+) -> None:
     """Copy neighbours together: one strided copy a lane."""
-    for first, stop in _spans(at, page_tokens):
+    for first, stop in spans:
         page, token = divmod(int(at[first]), page_tokens)
         window, some = Window(token, stop - first, page_tokens), records[first:stop]
         for lane in lanes:
@@ -163,7 +181,13 @@ def _by_spans(lanes, at, records, page_tokens, to_pages) -> None:
                     np.copyto(record, local)
 
 
-def _by_rows(lanes, at, records, page_tokens, to_pages) -> None:
+def _by_rows(
+    lanes: Sequence[Lane],
+    at: np.ndarray,
+    records: np.ndarray,
+    page_tokens: int,
+    to_pages: bool,
+) -> None:
     """Copy rows that are apart: numpy walks the places of one field of all rows."""
     page, token = np.divmod(at, page_tokens)
     record_nbytes = records.shape[1]

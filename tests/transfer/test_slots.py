@@ -181,6 +181,10 @@ def test_slots_behind_the_pool_are_refused():
     pool = Pool(8, 4, 4, pages=2)
     with pytest.raises(errors.InvalidId, match="slots 0 to 7"):
         pool.take([8])
+    for none in ([0.5], [[0], [1]]):
+        with pytest.raises(errors.InvalidId, match="a slot is an integer"):
+            pool.take(none)
+    assert pool.take([]).shape == (0, 12)
 
 
 @pytest.mark.parametrize("values, scales", [(126, 4), (130, 4)])
