@@ -43,12 +43,17 @@ class Chain(NamedTuple):
 
 
 def chain_to(find: Callable[[PageKey], Link | None], key: PageKey) -> Chain:
-    """Return the held chunks that end with `key`, as far back as parents are known."""
+    """Return the held chunks that end with `key`, as far back as parents are known.
+
+    It ends before a chunk that it has: no text goes in circles, a damaged one might.
+    """
     keys: list[PageKey] = []
     tokens = []
     at: PageKey | None = key
-    while at is not None and (found := find(at)) is not None:
+    seen: set[PageKey] = set()
+    while at is not None and at not in seen and (found := find(at)) is not None:
         keys.append(at)
+        seen.add(at)
         tokens.append(found.tokens)
         at = found.parent
     return Chain(tuple(reversed(keys)), np.array(tokens[::-1], np.int32))

@@ -14,7 +14,7 @@ would close one is not believed.
 """
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from kvmem.errors import InvalidId, say
 from kvmem.store.page_key import PageKey
@@ -63,10 +63,10 @@ class Chains:
             self._parents.move_to_end(above)
             above = self._parents[above]
 
-    def oldest(self, but: PageKey | None = None) -> PageKey | None:
+    def oldest(self, but: Container[PageKey] = ()) -> PageKey | None:
         """Return the key to forget first, None if each is pinned or continued."""
         for key in self._parents:
-            if key != but and not self._continued[key] and key not in self._pins:
+            if key not in but and not self._continued[key] and key not in self._pins:
                 return key
         return None
 

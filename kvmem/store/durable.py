@@ -143,9 +143,13 @@ class WriterLock:
                     "Close that store first, or open this one with read_only=True",
                 )
             ) from busy
-        os.ftruncate(self._descriptor, 0)
+        except BaseException:
+            self.release()
+            raise
         name = f"process {os.getpid()} on {socket.gethostname()}"
-        os.pwrite(self._descriptor, name.encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk is opened to make room on it
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, name.encode(), 0)
 
     @property
     def is_held(self) -> bool:

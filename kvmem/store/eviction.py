@@ -70,7 +70,10 @@ def make(
 
 
 def _oldest_leaves(index: Index, protected: set[PageKey]) -> Iterator[PageKey]:
-    """Yield chunks in the order of eviction, each after all that continue it."""
+    """Yield chunks in the order of eviction, each after all that continue it.
+
+    Chunks that go in circles have no such order, and come last.
+    """
     children = collections.Counter(index.children)
     waiting = [key for key in [*index.places, *index.masked] if key not in protected]
     leaves = [(index.used_ns[key], key) for key in waiting if not children[key]]
@@ -87,6 +90,8 @@ def _oldest_leaves(index: Index, protected: set[PageKey]) -> Iterator[PageKey]:
         if not children[parent] and parent in index.used_ns:
             if parent not in protected and parent not in done:
                 heapq.heappush(leaves, (index.used_ns[parent], parent))
+    circles = [(index.used_ns[key], key) for key in waiting if key not in done]
+    yield from (key for _, key in sorted(circles))
 
 
 class _Space:

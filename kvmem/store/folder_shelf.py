@@ -95,6 +95,7 @@ class FolderShelf:
             if refused.status == "unfinished"
             and number(name)
             and (self.folder / name).is_dir()
+            and not (self.folder / name).is_symlink()  # the store makes none
         ]
         for name in left:
             self.disk.remove(self.folder / name)

@@ -131,13 +131,13 @@ class HostTier:
             new = requests.new_positions(keys, said.__getitem__, self._said)
             before, written = self._counts["evicted"], 0
             for i in new:
-                if not self._take_in(
-                    keys[i], keys[i - 1] if i else parent, said[i], rows[i]
-                ):
+                above = keys[i - 1] if i else parent
+                if not self._take_in(keys[: i + 1], above, said[i], rows[i]):
                     break
                 written += 1
             last = new[written] if written < len(new) else len(keys)
-            self._chains.touch(list(dict.fromkeys(keys[:last])))
+            leading = dict.fromkeys(keys[:last])  # a prefix may push its suffix out
+            self._chains.touch([key for key in leading if key in self._held])
             evicted = self._counts["evicted"] - before
             done = PutResult(
                 written,
@@ -150,6 +150,15 @@ class HostTier:
             for name in ("written", "already_present", "refused"):
                 self._counts[name] += getattr(done, name)
         return done
+
+    def check(
+        self, keys: Sequence[PageKey], tokens: np.ndarray, rows: np.ndarray
+    ) -> None:
+        """Raise Conflict where `put` would; i32[n, chunk_tokens], u8[n, row_nbytes]."""
+        with self._lock:
+            requests.new_positions(
+                keys, lambda i: requests.said_of(tokens[i], rows[i]), self._said
+            )
 
     def get(
         self,
@@ -245,23 +254,32 @@ class HostTier:
         chunk = self._held.get(key)
         return (chunk.tokens, chunk.checksum) if chunk else None
 
-    def _take_in(self, key, parent, said, row) -> bool:
-        """Hold one chunk, making room for it; say whether there was any."""
+    def _take_in(self, chain, parent, said, row) -> bool:
+        """Hold a chain's last chunk, making room for it; say whether there was any."""
+        key = chain[-1]
         self._chains.add(key, parent)  # first, so that its parent is not the one to go
-        if not self._free:
-            victim = self._chains.oldest(but=key)
-            if victim is None:
+        try:
+            if not self._free and not self._evict_one(chain):
                 self._chains.forget(key)
                 return False
-            self._forget(victim)
-            self._gone[victim] = None
-            if len(self._gone) > _GONE_KEYS:
-                del self._gone[next(iter(self._gone))]
-            self._counts["evicted"] += 1
-        slot = self._free.pop()
-        self._memory.write(slot, row)
-        self._held[key] = _Chunk(slot, *said)
+            self._memory.write(self._free[-1], row)
+        except BaseException:
+            self._chains.forget(key)
+            raise
+        self._held[key] = _Chunk(self._free.pop(), *said)
         self._gone.pop(key, None)
+        return True
+
+    def _evict_one(self, but: Sequence[PageKey]) -> bool:
+        """Free a slot by forgetting a chunk, none of `but`; say whether one may go."""
+        victim = self._chains.oldest(frozenset(but))
+        if victim is None:
+            return False
+        self._forget(victim)
+        self._gone[victim] = None
+        if len(self._gone) > _GONE_KEYS:
+            del self._gone[next(iter(self._gone))]
+        self._counts["evicted"] += 1
         return True
 
     def _forget(self, key: PageKey) -> None:

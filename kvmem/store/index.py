@@ -96,20 +96,27 @@ class Index:
         """Bytes of the files of all segments that are held."""
         return sum(each.file_nbytes for each in self.segments.values())
 
-    def add(self, new: Segment) -> None:
-        """Take in a segment; its chunks replace earlier places of the same keys."""
+    def add(self, new: Segment, is_fresh: bool = False) -> None:
+        """Take in a segment; its chunks replace earlier places of the same keys.
+
+        A fresh one, written just now, is used last, whatever the clock says meanwhile.
+        """
         above = dict(zip(new.keys, new.parents, strict=True))
         with self.lock:
             for key in above:
                 if key in self.places.codes or key in self.masked:
                     self._let_go(key)
+            at = new.used_ns
+            if is_fresh and at <= self._now_ns:  # the clock has gone back
+                at = self.touched_ns[new.name] = self._tick()
+            self._now_ns = max(self._now_ns, at)
             self.segments[new.name] = new
             self.live[new.name] += len(above)
             self.places.add(new)
             for key in above.keys() & self.evicted.keys():
                 del self.evicted[key]
             self.children.update(key for key in above.values() if key is not None)
-            used_ns = dict.fromkeys(above, new.used_ns)
+            used_ns = dict.fromkeys(above, at)
             for key in above.keys() & self.used_ns.keys():
                 used_ns[key] = self.used_ns[key]
             self.used_ns.update(used_ns)

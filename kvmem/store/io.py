@@ -73,7 +73,7 @@ class Disk:
 
     def remove(self, path: Path) -> None:
         """Take a folder away with all that is in it."""
-        self.perform(Step("remove", path), lambda: shutil.rmtree(path))
+        self.perform(Step("remove", path), lambda: _remove(path))
 
     def touch(self, path: Path, time_ns: int) -> None:
         """Set a file's time, which is advice and never synced."""
@@ -89,6 +89,14 @@ def _write(path: Path, data: bytes) -> None:
         view = memoryview(data)
         while view:
             view = view[file.write(view) :]
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():  # somebody moved a segment to another disk
+        shutil.rmtree(path.resolve())
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def _sync(path: Path) -> None:

@@ -170,7 +170,7 @@ class Keeper:
 
         def publish(sealed: Segment) -> None:
             with lease.hold():
-                self._index.add(sealed)
+                self._index.add(sealed, is_fresh=True)
 
         said = keys, tokens, records, parents
         return self.shelf.write(*said, sums, lease.confirm, publish)

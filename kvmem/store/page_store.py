@@ -84,7 +84,7 @@ class PageStore(SegmentStore):
             StoreLocked: another writer has the root open.
             FormatMismatch: the root holds another chunk or record size.
         """
-        _refuse_url(root)
+        refuse_url(root)
         facts = Facts(model_id, format_id, int(chunk_tokens), int(record_nbytes))
         root_folder.check_facts(facts)
         check_limits(max_nbytes=max_nbytes, lease_s=lease_s, deadline_s=deadline_s)
@@ -121,7 +121,7 @@ class PageStore(SegmentStore):
             )
 
 
-def _refuse_url(root: str | Path) -> None:
+def refuse_url(root: str | Path) -> None:
     """Raise if the root is a URL: Orbax would write a folder of that name."""
     if bucket.scheme_of(root):
         raise ConfigError(

@@ -28,7 +28,7 @@ from kvmem.errors import FormatMismatch, InvalidId, say
 from kvmem.geometry import hit_pages
 from kvmem.store import requests, root_folder, shared_lock
 from kvmem.store.page_key import PageKey
-from kvmem.store.page_store import PageStore
+from kvmem.store.page_store import PageStore, refuse_url
 from kvmem.store.parted_reader import PartedReader, holds
 from kvmem.store.parts import BASE, Part, Rows, part_id
 from kvmem.store.record_store import RecordStats, RecordStore
@@ -112,6 +112,7 @@ class PartedStore:
             StoreLocked: another writer has the root open.
             FormatMismatch: the root holds another chunk or record size.
         """
+        refuse_url(root)
         facts = Facts(model_id, format_id, int(chunk_tokens), parts[0].record_nbytes)
         root_folder.check_facts(facts)
         shares = [None] * len(parts)

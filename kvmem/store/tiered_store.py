@@ -1,6 +1,6 @@
 """Two tiers as one store: RAM in front, a durable store behind.
 
-    put   RAM, then the store behind; acknowledged when that one says so
+    put   the store behind, then RAM: acknowledged, and only then there
     get   the leading chunks from RAM, the rest from behind, which RAM then keeps
 
 The law: what a put did not acknowledge is not in RAM either, and an answer is the one
@@ -92,14 +92,15 @@ class TieredStore:
             Conflict, FormatMismatch, StoreLocked, OSError: as the store behind; RAM
                 keeps none of the new chunks then.
         """
-        keys = [PageKey(key) for key in keys]
-        new = [key for key in keys if not self.host.contains([key])]
-        self.host.put(keys, tokens, records, parent)
-        try:
-            return self.behind.put(keys, tokens, records, parent)
-        except BaseException:
-            self.host.drop(new)
-            raise
+        keys, tokens = requests.checked_request(self.facts, keys, tokens)
+        rows = requests.checked_rows(self.facts, len(keys), records)
+        self.host.check(keys, tokens, rows)
+        done = self.behind.put(keys, tokens, records, parent)
+        kept = self.behind.contains(keys) if done.refused else len(keys)
+        chunk = self.facts.chunk_tokens
+        taken = rows[:kept].reshape(kept, chunk, self.facts.record_nbytes)
+        self.host.put(keys[:kept], tokens[:kept], taken, parent)
+        return done
 
     def get(
         self,

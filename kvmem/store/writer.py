@@ -3,7 +3,8 @@
 The law: a failure always reaches somebody: whoever asks the future, or else `close`. A
 write that hangs holds its turn no longer than its lease: then its future fails, the
 next write runs, and what comes of the late one is taken away instead of published.
-The thread lives while there is work, and no longer.
+A thread lives for one job, and while it tells whoever waits of it the next one runs:
+what a done-callback does, even another put that it waits for, holds nothing up.
 
     future = writer.submit(work)      # work(lease): publishes inside `lease.hold()`
     future.result()                   # the result, or why there is none
@@ -20,6 +21,7 @@ from typing import Any
 from kvmem.errors import Busy, say
 
 _BEGIN_S = 0.01  # look again so soon for the lease of a write that has not begun
+_LOOK_S = 1.0  # and so soon for whether anything is in flight
 
 
 class Lease:
@@ -111,7 +113,8 @@ class Writer:
         self._queue: collections.deque = collections.deque()
         self._running: tuple[Lease, PutFuture] | None = None
         self._turn = 0  # of the thread that may take jobs; others are late
-        self._failed: list[PutFuture] = []
+        self._failed: list[tuple[PutFuture, BaseException]] = []
+        self._telling: set[PutFuture] = set()  # over, and not told to the future yet
 
     @property
     def in_flight(self) -> int:
@@ -138,26 +141,29 @@ class Writer:
             if lease.left_s > 0:
                 return lease.left_s
             lease.revoke()
-            self._fail(future, lease.expired())
-            self._running = None
-            if self._queue:
-                self._start()
-            return 0.0
+            late = lease.expired()
+            self._end(future, late)
+        self._tell(future, None, late)
+        return 0.0
 
     def drain(self) -> None:
         """Wait until nothing is in flight; no job can hold this up beyond its lease."""
-        with self._changed:
-            while self._queue or self._running:
-                wait = self.reap()
+        while True:
+            wait = self.reap()
+            with self._changed:
+                if not self._queue and not self._running:
+                    telling = set(self._telling)
+                    break
                 if wait > 0:
-                    self._changed.wait(None if wait == float("inf") else wait)
+                    self._changed.wait(min(wait, _LOOK_S))
+        concurrent.futures.wait(telling)
 
     def first_unseen_failure(self) -> BaseException | None:
         """Return the first failure that nobody asked for, and forget them all."""
         with self._changed:
             failed, self._failed = self._failed, []
-        unseen = [future for future in failed if not future.seen]
-        return unseen[0].exception() if unseen else None
+        unseen = [error for future, error in failed if not future.seen]
+        return unseen[0] if unseen else None
 
     def _start(self) -> None:
         self._turn += 1
@@ -166,14 +172,18 @@ class Writer:
         ).start()
 
     def _work(self, turn: int) -> None:
-        while job := self._take(turn):
+        if job := self._take(turn):
             work, lease, future = job
+            result = error = None
             try:
                 result = work(lease)
-            except BaseException as error:  # it is the future's, whatever it is
-                self._finish(turn, future, None, error)
-            else:
-                self._finish(turn, future, result, None)
+            except BaseException as raised:  # it is the future's, whatever it is
+                error = raised
+            with self._changed:
+                if self._running is None or self._running[1] is not future:
+                    return  # it was given up, and its future told so
+                self._end(future, error)
+            self._tell(future, result, error)
 
     def _take(self, turn: int) -> tuple | None:
         with self._changed:
@@ -187,18 +197,24 @@ class Writer:
             self._changed.notify_all()
             return None
 
-    def _finish(self, turn, future, result, error) -> None:
-        with self._changed:
-            if turn == self._turn and self._running and self._running[1] is future:
-                self._running = None
-            if error is not None:
-                self._fail(future, error)
-            elif not future.done():
-                future.set_result(result)
-            self._changed.notify_all()
+    def _end(self, future: PutFuture, error: BaseException | None) -> None:
+        """Let the next job run, and keep a failure for `close`; the lock is held."""
+        self._running = None
+        self._telling.add(future)
+        if error is not None:
+            unseen = [failed for failed in self._failed if not failed[0].seen]
+            self._failed = [*unseen, (future, error)]
+        if self._queue:
+            self._start()
+        self._changed.notify_all()
 
-    def _fail(self, future: PutFuture, error: BaseException) -> None:
-        if not future.done():
-            future.set_exception(error)
-            self._failed = [f for f in self._failed if not f.seen] + [future]
-            self._changed.notify_all()
+    def _tell(self, future: PutFuture, result: Any, error) -> None:
+        """Settle a future whose job is over; no lock is held, for it calls back."""
+        try:
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        finally:
+            with self._changed:
+                self._telling.discard(future)

@@ -5,6 +5,7 @@ file system that is full.
 """
 
 import errno
+import os
 import subprocess
 
 import numpy as np
@@ -135,3 +136,30 @@ def test_a_file_system_that_is_full_is_a_failed_put_and_no_more(run_python, smal
     said = run_python(REAL.format(root=str(small_disk / "root"), limit=limit))
     assert said.startswith("failed: ") and said.endswith("whole\n"), said
     assert "OSError [Errno 28] No space left" in said
+
+
+def test_a_disk_too_full_for_the_holders_name_is_opened_all_the_same(
+    open_store, monkeypatch
+):
+    """Whoever makes room on it must be its writer; no descriptor is left behind."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    open_store().close()
+    with monkeypatch.context() as filled:
+        filled.setattr("os.pwrite", full)
+        open_store().close()
+    open_store().close()
+
+
+def test_a_lock_that_cannot_be_taken_keeps_no_descriptor(open_store, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    open_store().close()
+    monkeypatch.setattr("fcntl.flock", refuse)
+    taken = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="No locks"):
+        open_store()
+    assert len(os.listdir("/proc/self/fd")) == taken

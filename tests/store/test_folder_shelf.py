@@ -58,3 +58,28 @@ def test_a_refresh_does_not_publish_what_the_writer_has_not(open_store, make_chu
     st.put(*chunks)
     assert seen == [0] and st.contains(chunks.keys) == 2
     assert dict(st._index.live) == {name: 2 for name in st._index.segments}
+
+
+def test_a_link_named_like_a_segment_is_a_strangers(open_store, make_chunks, tmp_path):
+    st = open_store()
+    st.put(*make_chunks(1))
+    st.close()
+    (tmp_path / "elsewhere").mkdir()
+    (st._folder / "00000007-abcdef01").symlink_to(tmp_path / "elsewhere")
+    again = open_store()
+    assert again.swept == () == again.gc().swept
+    assert (tmp_path / "elsewhere").is_dir()
+
+
+def test_a_segment_moved_to_another_disk_leaves_both_when_it_goes(
+    open_store, make_chunks, tmp_path
+):
+    chunks, st = make_chunks(2), open_store()
+    folder = st._folder / st.put(*chunks).segment
+    st.close()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    again = open_store(max_nbytes=0)
+    assert again.get(*chunks[:2]).num_hit == 2
+    assert again.gc().dropped == (folder.name,)
+    assert not folder.is_symlink() and not (tmp_path / "elsewhere").exists()

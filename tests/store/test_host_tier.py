@@ -288,3 +288,26 @@ def test_threads_share_a_tier(make_chunks):
 def test_the_words_for_a_small_tier_name_both_sizes():
     said = host_tier._too_small(1000, store.HostTier(ROW, RECORD, CHUNK).facts)
     assert "1,000 B" in said and "384 B" in said
+
+
+def test_a_prefix_may_push_out_the_suffix_that_it_came_back_to(make_chunks):
+    chunks, kept = make_chunks(3), tier(2)
+    kept.put(*chunks.part(1, 3), parent=chunks.keys[0])
+    done = kept.put(*chunks)
+    assert (done.written, done.already_present, done.evicted) == (1, 2, 1)
+    assert kept.contains(chunks.keys) == kept.stats().num_chunks == 2
+
+
+def test_memory_that_fails_leaves_the_tier_as_it_was(make_chunks, monkeypatch):
+    chunks, kept = make_chunks(2), tier(2)
+
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(kept._memory, "write", fail)
+        with pytest.raises(MemoryError):
+            kept.put(*chunks)
+    assert len(kept._chains) == kept.stats().num_chunks == 0
+    assert kept.put(*chunks).written == 2
+    assert kept.get(*chunks[:2]).num_hit == 2

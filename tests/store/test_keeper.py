@@ -1,11 +1,14 @@
 """A byte budget on disk: who goes, who stays, and what happens to the bytes."""
 
+import os
+import time
+
 import numpy as np
 import pytest
 
 from kvmem import store
 from kvmem.errors import ConfigError, InvalidId, StoreLocked
-from kvmem.store import row_files, segment
+from kvmem.store import keeper, row_files, segment
 from kvmem.store.io import Disk
 
 CHUNK, RECORD = 4, 512
@@ -308,6 +311,33 @@ def test_chunks_that_go_in_circles_can_be_evicted_all_the_same(open_wide, chat):
     for seed in range(10, 25):
         st.put(*chat(4, seed))
     assert st.contains(one.keys) == st.contains(other.keys) == 0
+
+
+def test_circles_that_another_kvmem_wrote_are_evicted(open_wide, chat, monkeypatch):
+    ring, st = chat(2), open_wide()
+    monkeypatch.setattr(keeper.Keeper, "_parents", lambda *_: dict(enumerate(ring[0])))
+    st.put(*ring)
+    st.close()
+    monkeypatch.undo()
+    with open_wide(max_nbytes=0) as st:
+        assert st.contains(ring.keys) == 2
+        assert len(st.gc().dropped) == 1
+        assert st.contains(ring.keys) == 0
+
+
+def test_the_least_recently_used_goes_first_after_the_clock_went_back(open_wide, chat):
+    with open_wide(max_nbytes=60_000) as st:
+        for seed in range(3):
+            st.put(*chat(4, seed))
+    ahead = time.time() + 1e7
+    for path in st._folder.glob("*/manifest.json"):
+        os.utime(path, (ahead, ahead))
+    st, hot = open_wide(max_nbytes=60_000), chat(4, 100)
+    st.put(*hot)
+    for seed in range(101, 111):
+        st.put(*chat(4, seed))
+        assert held(st, hot) == 4
+    assert st.contains(chat(4, 0).keys) == 0
 
 
 def test_what_is_rewritten_is_no_more_recent_for_it(open_wide, chat):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvmem import errors, store
+from kvmem import errors, geometry, store
 
 SIZES = {"record_nbytes": 96, "chunk_tokens": 4}
 
@@ -52,3 +52,15 @@ def test_an_option_that_would_do_nothing_is_refused(root, options, words):
     every = {"max_nbytes": None, "endpoint": None, "region": None} | options
     with pytest.raises(errors.ConfigError, match=words):
         store.check_options(root, **every)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/p", "gs:/b"])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_store_of_parts_makes_no_folder_of_a_url(
+    url, read_only, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    part = store.Part("base", geometry.Lifecycle("full"), (0,), (96,))
+    with pytest.raises(errors.ConfigError, match="a URL never reaches Orbax"):
+        store.PartedStore.open(url, "m", "f", [part], read_only=read_only)
+    assert list(tmp_path.iterdir()) == []

@@ -183,3 +183,32 @@ def test_the_deadline_is_what_ram_left_of_it(tiers, make_chunks, monkeypatch):
     made.get(*chunks[:2], deadline_s=5.0)
     made.get(*chunks[:2], deadline_s=0.0)
     assert given[0] is None and 4 < given[1] <= 5 and given[2] == 0.0
+
+
+def test_ram_keeps_nothing_that_the_store_behind_refused(tiers, make_chunks):
+    chunks, made = make_chunks(3), tiers(max_nbytes=100)
+    assert made.put(*chunks).refused == 3
+    assert made.contains(chunks.keys) == 0 == made.host.stats().num_chunks
+
+
+def test_nothing_is_served_before_it_is_acknowledged(tiers, make_chunks, monkeypatch):
+    chunks, made = make_chunks(3), tiers()
+    seen, put = [], made.behind.put
+
+    def watched(*said):
+        seen.append(made.get(*chunks[:2]).num_hit)
+        return put(*said)
+
+    monkeypatch.setattr(made.behind, "put", watched)
+    made.put(*chunks)
+    assert seen == [0] and made.host.contains(chunks.keys) == 3
+
+
+def test_bits_that_differ_from_rams_are_a_conflict_before_any_write(tiers, make_chunks):
+    chunks, made = make_chunks(2), tiers()
+    made.host.put(*chunks)
+    other = chunks.records.copy()
+    other[0, 0] ^= 1
+    with pytest.raises(errors.Conflict):
+        made.put(chunks.keys, chunks.tokens, other)
+    assert made.behind.contains(chunks.keys) == 0

@@ -121,6 +121,37 @@ def test_drain_waits_for_all_that_is_in_flight_and_not_for_what_hangs(gate):
     assert done == [1] and writer.in_flight == 0
 
 
+def test_a_callback_may_wait_for_a_job_of_its_own():
+    writer, done = Writer(60), threading.Event()
+
+    def again(_):
+        assert writer.submit(lambda lease: "second").result(20) == "second"
+        assert writer.in_flight == 0
+        done.set()
+
+    first = writer.submit(lambda lease: time.sleep(0.05) or "first")
+    others = [writer.submit(lambda lease: "other") for _ in range(3)]
+    first.add_done_callback(again)
+    assert done.wait(20)
+    assert [each.result() for each in others] == ["other"] * 3
+
+
+def test_a_callback_may_look_at_the_writer_of_a_write_that_was_given_up(gate):
+    writer, seen = Writer(0.1), []
+    hung = writer.submit(stuck(gate))
+    hung.add_done_callback(lambda _: seen.append(writer.submit(lambda _: 7).result()))
+    assert isinstance(hung.exception(), Busy)
+    assert seen == [7]
+
+
+def test_a_drained_writer_has_told_every_future():
+    writer = Writer(60)
+    for _ in range(50):
+        futures = [writer.submit(lambda lease: None) for _ in range(3)]
+        writer.drain()
+        assert all(each.done() for each in futures)
+
+
 def test_a_callers_own_timeout_is_kept(gate):
     hung = Writer(60).submit(stuck(gate))
     started = time.monotonic()
