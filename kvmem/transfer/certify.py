@@ -100,36 +100,63 @@ def _refusals(
     for layer in plan.group.layers:
         obstacle = trial.obstacle(plan, layer.name)
         if obstacle is None:
-            program = trial.program(plan, write, mesh, [layer.name])
-            chunk = next(trial.chunks(plan, told, [layer.name], 0, mesh))
-            try:
-                jax.eval_shape(program, trial.blank(plan, mesh), *chunk)
-            except (errors.KVMemError, TypeError, ValueError) as error:
-                obstacle = str(error).rstrip(".")
+            obstacle = _fault(plan, write, mesh, told, layer.name)
         if obstacle is not None:
             found.append(Objection("refused", layer.name, None, None, None, obstacle))
     return found
+
+
+def _fault(
+    plan: CopyPlan, write: WriteFn, mesh: Mesh | None, told: Logical, layer: str
+) -> str | None:
+    """Say what a write path raises or returns in place of the pages that it took."""
+    program, pages = trial.program(plan, write, mesh, [layer]), trial.blank(plan, mesh)
+    many, one, _ = trial.chunks(plan, told, [layer], 0, mesh)
+    for chunk in (many, one):  # the last has the shapes of the first
+        try:
+            made = jax.eval_shape(program, pages, *chunk)
+        except (errors.KVMemError, TypeError, ValueError) as error:
+            return str(error).rstrip(".")
+        except Exception as error:  # it is on trial: whatever it raises is an answer
+            return f"it raises {type(error).__name__}: {error}"
+        for took, gave in zip(pages, made, strict=True):
+            if _kind(took) != _kind(gave):
+                return f"it gives {_kind(gave)} for all ranks' pages, {_kind(took)}"
+    return None
+
+
+def _kind(value: object) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{value.shape}"
+    return type(value).__name__
 
 
 def _through(
     plan: CopyPlan, pages: trial.Arrays, mesh: Mesh | None, implementation: str
 ) -> tuple[np.ndarray, list[Objection]]:
     """Export what was written, import it into blank pages, and compare all bytes."""
-    shape = trial.shape(plan)
-    records = export_records(
-        trial.as_pool(pages, plan),
-        shape.page_ids,
-        plan,
-        shape.num_tokens,
-        implementation=implementation,
-    )
-    again = import_records(
-        trial.as_pool(trial.blank(plan, mesh), plan),
-        shape.page_ids,
-        records,
-        plan,
-        implementation=implementation,
-    )
+    found, taken = [], trial.as_pool(pages, plan)
+    again = trial.as_pool(trial.blank(plan, mesh), plan)
+    for piece in trial.shape(plan).pieces:
+        first = piece.first_page * plan.page_tokens
+        records = export_records(
+            taken,
+            piece.page_ids,
+            plan,
+            piece.num_tokens,
+            first_token=first,
+            implementation=implementation,
+        )
+        again = import_records(
+            again,
+            piece.page_ids,
+            records,
+            plan,
+            first_token=first,
+            implementation=implementation,
+        )
+        found.append(records)
+    records = np.concatenate(found)
     written = [np.array(array) for array in pages]
     imported = [np.array(array) for array in listed(again)]
     differs = [a != b for a, b in zip(written, imported, strict=True)]

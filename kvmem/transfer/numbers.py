@@ -1,8 +1,11 @@
 """Numbers: every element of a logical array has one of its own, told digit by digit.
 
 A dtype holds the whole numbers below 2 ** (its mantissa's bits) exactly; larger ones
-are carried as digits, one pass each. The law: only a number that came back exactly
-counts; whatever else is read (NaN, a fraction, a rounded digit) is -1.
+are carried as digits, one pass each. A digit is written with its bits spread over the
+whole mantissa and, where the dtype has the exponents, far above what a half float
+holds, so a cast through a narrower dtype loses some. The law: only a number that came
+back exactly counts; whatever else is read (NaN, a fraction, a rounded digit) is -1 or
+another number.
 
     numbers = logical(group, num_tokens)         # {(layer, field): i64[token, head, w]}
     records = line_up(group, numbers)            # i64[token, elements of a record]
@@ -25,6 +28,9 @@ __all__ = [
     "numbered",
     "width",
 ]
+
+_SPREAD = 0x9E3779B1  # odd: times it is a bijection of the digits of every width
+_FAR = 2.0**32  # beyond float16, whose exponents end at 16
 
 Logical = Mapping[tuple[str, str], np.ndarray]
 
@@ -60,7 +66,9 @@ def num_passes(group: LifecycleGroup, num_tokens: int) -> int:
 def as_digits(numbers: np.ndarray, dtype: str, digit: int) -> np.ndarray:
     """Return one digit of each number, exact in `dtype`."""
     bits = _bits(dtype)
-    return (numbers >> (bits * digit) & ((1 << bits) - 1)).astype(np_dtype(dtype))
+    last = (1 << bits) - 1
+    spread = (numbers >> (bits * digit) & last) * (_SPREAD & last) & last
+    return (spread * _unit(dtype)).astype(np_dtype(dtype))
 
 
 def from_digits(group: LifecycleGroup, records: np.ndarray, digit: int) -> np.ndarray:
@@ -77,9 +85,11 @@ def from_digits(group: LifecycleGroup, records: np.ndarray, digit: int) -> np.nd
         row = np.ascontiguousarray(records[:, start:stop])
         with np.errstate(invalid="ignore"):  # any NaN is welcome: it is no digit
             value = row.view(np_dtype(field.dtype)).astype(np.float64)
-        bits = _bits(field.dtype)
+        value, bits = value / _unit(field.dtype), _bits(field.dtype)
         exact = (value == np.floor(value)) & ~np.signbit(value) & (value < 1 << bits)
-        whole = np.where(exact, value, 0).astype(np.int64) << (bits * digit)
+        spread = np.where(exact, value, 0).astype(np.int64)
+        back = pow(_SPREAD, -1, 1 << bits)
+        whole = (spread * back & ((1 << bits) - 1)) << (bits * digit)
         found.append(np.where(exact, whole, -1))
         start = stop
     return np.concatenate(found, axis=1)
@@ -112,3 +122,8 @@ def _columns(group: LifecycleGroup) -> list[tuple[tuple[str, str], int]]:
 def _bits(dtype: str) -> int:
     """Return the bits of the whole numbers that a dtype holds exactly."""
     return ml_dtypes.finfo(np_dtype(dtype)).nmant + 1
+
+
+def _unit(dtype: str) -> float:
+    """Return what a digit of one is written as: a power of two, so no bit is lost."""
+    return _FAR if ml_dtypes.finfo(np_dtype(dtype)).maxexp > 32 else 1.0

@@ -1,9 +1,11 @@
 """Trial: a small pool, and the model's write path over all ranks, for `certify`.
 
-One sequence of two pages and a half is written in two calls, beside a row that is not
-used, as an engine does it: table shuffled, rows padded, the pool donated. The law: how
-tokens and heads are dealt to ranks is worked out here by counting, not asked of the
-plan that is on trial.
+Two sequences are written beside each other and beside a row that is not used, as an
+engine does it: two chunks of a text and between them a step of one token, table
+shuffled, rows padded, the pool donated. The first begins at position 0, the second goes
+on across position 65536, where narrow arithmetic wraps. The law: how tokens and heads
+are dealt to ranks is worked out here by counting, not asked of the plan that is on
+trial.
 
     run = program(plan, write, mesh, layers)
     for chunk in chunks(plan, numbers, layers, 0, mesh):
@@ -11,6 +13,7 @@ plan that is on trial.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -29,6 +32,7 @@ from kvmem.transfer.numbers import Logical
 
 __all__ = [
     "Arrays",
+    "Piece",
     "Shape",
     "as_pool",
     "blank",
@@ -41,28 +45,38 @@ __all__ = [
 
 _POISON = 0xFF  # NaN in every float dtype: a row that nobody wrote is no number
 _SPARE_PAGES = 3
+_FAR = 1 << 16  # the position, counted on one rank, that the second sequence crosses
+_ROWS = 3  # of a batch; the last is of no sequence
 
 Arrays = tuple[jax.Array, ...]
 
 
+class Piece(NamedTuple):
+    """What is written of one sequence."""
+
+    first_page: int  # where it begins, by table position; nothing lies before
+    num_tokens: int
+    page_ids: np.ndarray  # i32[M], null up to `first_page`
+
+
 class Shape(NamedTuple):
-    """How much is written: tokens, and the pages they get, by table position."""
+    """How much is written: tokens and pages in all, and the piece of each sequence."""
 
     num_tokens: int
     num_pages: int
-    page_ids: np.ndarray  # i32[M]
+    pieces: tuple[Piece, ...]
 
 
 class Chunk(NamedTuple):
-    """One call of the write path, a leading axis for ranks; the second row is unused.
+    """One call of the write path, a leading axis for ranks; the last row is unused.
 
-    `rows` has (k, v) [R, 2, Q, heads, width] for each layer.
+    `rows` has (k, v) [R, 3, Q, heads, width] for each layer.
     """
 
     rows: tuple[tuple[np.ndarray, np.ndarray], ...]
-    table: np.ndarray  # i32[R, 2, M]
-    starts: np.ndarray  # i32[R, 2]
-    num_new: np.ndarray  # i32[R, 2]
+    table: np.ndarray  # i32[R, 3, M]
+    starts: np.ndarray  # i32[R, 3]
+    num_new: np.ndarray  # i32[R, 3]
 
 
 def require_mesh(mesh: Mesh | None, plan: CopyPlan) -> None:
@@ -79,11 +93,18 @@ def require_mesh(mesh: Mesh | None, plan: CopyPlan) -> None:
 
 def shape(plan: CopyPlan) -> Shape:
     """Return the sizes of a plan's trial."""
-    num_tokens = 2 * plan.page_tokens + max(1, plan.page_tokens // 2)
-    needed = -(-num_tokens // plan.page_tokens)
-    num_pages = needed + _SPARE_PAGES
-    page_ids = np.random.default_rng(0).permutation(num_pages)[:needed]
-    return Shape(num_tokens, num_pages, page_ids.astype(np.int32))
+    page, local = plan.page_tokens, plan.page_tokens // plan.topology.dcp
+    counts = (2 * page + max(1, page // 2), page + 1)
+    firsts = (0, max(1, _FAR // local - 1))
+    needed = [-(-count // page) for count in counts]
+    num_pages = sum(needed) + _SPARE_PAGES
+    taken = np.random.default_rng(0).permutation(num_pages).astype(np.int32)
+    pieces = []
+    for first, count, pages in zip(firsts, counts, needed, strict=True):
+        ids, taken = taken[:pages], taken[pages:]
+        table = np.concatenate([np.full(first, num_pages, np.int32), ids])
+        pieces.append(Piece(first, count, table))
+    return Shape(sum(counts), num_pages, tuple(pieces))
 
 
 def obstacle(plan: CopyPlan, layer: str) -> str | None:
@@ -151,7 +172,11 @@ def program(
 def chunks(
     plan: CopyPlan, told: Logical, layers: Sequence[str], digit: int, mesh: Mesh | None
 ) -> Iterator[Chunk]:
-    """Yield two calls that write one digit of every number, each rank's part on it."""
+    """Yield the calls that write one digit of every number, each rank's part on it.
+
+    The second is a step of one token, those beside it are chunks of a text, and no step
+    comes after to cover what the last one writes too much.
+    """
     for chunk in _chunks(plan, told, layers, digit):
         if mesh is not None:
             chunk = jax.device_put(chunk, NamedSharding(mesh, _by_rank(mesh)))
@@ -161,26 +186,37 @@ def chunks(
 def _chunks(
     plan: CopyPlan, told: Logical, layers: Sequence[str], digit: int
 ) -> Iterator[Chunk]:
-    ranks, (num_tokens, null_page, page_ids) = plan.topology.ranks, shape(plan)
-    owned = [_tokens_of(plan.topology, rank, num_tokens) for rank in range(ranks)]
-    cuts = [2 * len(tokens) // 3 for tokens in owned]
-    longest = max(
-        max(cut, len(own) - cut) for cut, own in zip(cuts, owned, strict=True)
-    )
-    table = np.full((ranks, 2, len(page_ids)), null_page, np.int32)
-    table[:, 0] = page_ids
-    deal = functools.partial(_rows, plan, told, layers, digit, longest)
-    parts = [(np.zeros_like(cuts), cuts), (cuts, [len(own) for own in owned])]
-    for firsts, stops in parts:
-        taken = [own[a:b] for own, a, b in zip(owned, firsts, stops, strict=True)]
-        starts, num_new = np.zeros((2, ranks, 2), np.int32)
-        starts[:, 0] = firsts
-        num_new[:, 0] = [len(tokens) for tokens in taken]
-        yield Chunk(deal(taken), table, starts, num_new)
+    ranks, (_, null_page, pieces) = plan.topology.ranks, shape(plan)
+    width = max(len(piece.page_ids) for piece in pieces)
+    table = np.full((ranks, _ROWS, width), null_page, np.int32)
+    for row, piece in enumerate(pieces):
+        table[:, row, : len(piece.page_ids)] = piece.page_ids
+    owned = [
+        [_tokens_of(plan.topology, rank, piece.num_tokens) for piece in pieces]
+        for rank in range(ranks)
+    ]
+    lengths = np.array([[len(own) for own in each] for each in owned])
+    begins = [piece.first_page * plan.envelope(0).page_size for piece in pieces]
+    offsets = np.cumsum([0, *(piece.num_tokens for piece in pieces[:-1])])
+    early = 2 * lengths // 3
+    cuts = [lengths * 0, early, early + 1, lengths]
+    longest = max(1, int(early.max()))
+    for (firsts, stops), room in zip(
+        itertools.pairwise(cuts), (longest, 1, longest), strict=True
+    ):
+        taken = [
+            [own[a:b] + o for own, a, b, o in zip(*each, offsets, strict=True)]
+            for each in zip(owned, firsts, stops, strict=True)
+        ]
+        starts, num_new = np.zeros((2, ranks, _ROWS), np.int32)
+        starts[:, : len(pieces)] = firsts + begins
+        num_new[:, : len(pieces)] = stops - firsts
+        rows = _rows(plan, told, layers, digit, room, taken)
+        yield Chunk(rows, table, starts, num_new)
 
 
-def _rows(plan, told, layers, digit, longest, taken):
-    """Return (k, v) of each layer: every rank's heads of the tokens it takes."""
+def _rows(plan, told, layers, digit, room, taken):
+    """Return (k, v) of each layer: every rank's heads of the tokens each row takes."""
     fields = {(field.layer, field.name): field for field in plan.group.fields}
     dealt = []
     for layer in layers:
@@ -190,9 +226,10 @@ def _rows(plan, told, layers, digit, longest, taken):
             ranks = []
             for rank, tokens in enumerate(taken):
                 heads = _heads_of(plan.topology, rank, field.heads)
-                own = numbers.as_digits(whole[tokens][:, heads], field.dtype, digit)
-                rows = np.ones((2, longest, *own.shape[1:]), own.dtype)
-                rows[0, : len(tokens)] = own  # the rest is to be dropped
+                of_rank = numbers.as_digits(whole[:, heads], field.dtype, digit)
+                rows = np.ones((_ROWS, room, *of_rank.shape[1:]), of_rank.dtype)
+                for row, own in enumerate(tokens):
+                    rows[row, : len(own)] = of_rank[own]  # the rest is to be dropped
                 ranks.append(rows)
             pair.append(np.stack(ranks))
         dealt.append(tuple(pair))

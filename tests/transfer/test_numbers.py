@@ -43,7 +43,24 @@ def test_digits_of_every_pass_add_up_to_the_number(dtype):
         assert not np.array_equal(one, whole)
 
 
-@pytest.mark.parametrize("wrong", [0.5, -1.0, -0.0, 256.0, np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("narrow", ["float16", "bfloat16", "float8_e4m3fn"])
+def test_a_cast_through_a_narrower_dtype_changes_numbers_of_every_row(dtype, narrow):
+    if dtype == narrow:
+        pytest.skip("no cast")
+    made = group(dtype)
+    given = records(made, numbers.logical(made, 40), 0)
+    with np.errstate(over="ignore"):
+        cast = given.view(np_dtype(dtype)).astype(np_dtype(narrow))
+    cast = np.ascontiguousarray(cast.astype(np_dtype(dtype))).view(np.uint8)
+    right, found = (numbers.from_digits(made, each, 0) for each in (given, cast))
+    assert (found != right).any(axis=1).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [0.5, -1.0, -0.0, 1.0, 1.5 * 2**32, 256.0 * 2**32, np.nan, np.inf, -np.inf],
+)
 def test_what_is_no_digit_is_no_number(wrong):
     made = group("bfloat16", layers=1)
     told = numbers.logical(made, 3)
