@@ -45,7 +45,7 @@ class Identity:
 
     Args:
         adapter: name and version; loaded anew under one name, it has a new version.
-        salt: a secret or a purpose that separates texts.
+        salt: a secret or a purpose that separates texts; printed nowhere.
         tenant: on whose behalf; tenants share nothing.
         images: behind placeholder tokens of the prompt, in order of position.
         epoch: of the weights that the text is to be computed with; None: the engine's.
@@ -63,7 +63,7 @@ class Identity:
     def __post_init__(self):
         if isinstance(self.adapter, list):
             object.__setattr__(self, "adapter", tuple(self.adapter))
-        object.__setattr__(self, "images", tuple(Image(*i) for i in self.images))
+        object.__setattr__(self, "images", _as_images(self.images))
         broken = [law for law, holds in self._laws().items() if not holds]
         if broken:
             raise errors.ConfigError(
@@ -73,6 +73,18 @@ class Identity:
                     "Leave out what there is nothing to say about",
                 )
             )
+
+    def __repr__(self) -> str:
+        """Return what is said, with nothing of the salt: it may be a secret."""
+        said = {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
+        }
+        shown = (
+            f"{name}={'<hidden>' if name == 'salt' else repr(value)}"
+            for name, value in said.items()
+            if value is not None and value != ()
+        )
+        return f"Identity({', '.join(shown)})"
 
     @functools.cached_property
     def extras(self) -> tuple[Extra, ...]:
@@ -125,17 +137,21 @@ class Identity:
 
     def _laws(self) -> dict[str, bool]:
         """Return each law and whether it holds."""
-        images = self.images
+        are_images = _are_images(self.images)
+        images = self.images if are_images else ()
         ends = [0, *(image.end for image in images)]
         return {
             "adapter is a name and a version, str and str or int": self.adapter is None
             or _is_adapter(self.adapter),
             "salt is non-empty str or bytes": self.salt is None
-            or (isinstance(self.salt, str | bytes) and bool(self.salt)),
-            "tenant is a non-empty str": self.tenant is None
-            or (isinstance(self.tenant, str) and bool(self.tenant)),
+            or (isinstance(self.salt, bytes) and bool(self.salt))
+            or _is_text(self.salt),
+            "tenant is a non-empty str": self.tenant is None or _is_text(self.tenant),
             "epoch is an int from 0": self.epoch is None
             or (_is_int(self.epoch) and self.epoch >= 0),
+            "images are a digest, a position and a length each, int and int": (
+                are_images
+            ),
             f"an image's digest is whole, {_LEAST_DIGEST} bytes at least": all(
                 isinstance(image.digest, bytes) and len(image.digest) >= _LEAST_DIGEST
                 for image in images
@@ -147,16 +163,39 @@ class Identity:
         }
 
 
-PLAIN = Identity()  # says nothing: text of the model itself
+def _as_images(value: object) -> object:
+    """Return images as such where they have three parts; others stay as they are."""
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(
+        Image(*each) if isinstance(each, list | tuple) and len(each) == 3 else each
+        for each in value
+    )
+
+
+def _are_images(value: object) -> bool:
+    return isinstance(value, tuple) and all(
+        isinstance(each, Image) and _is_int(each.position) and _is_int(each.length)
+        for each in value
+    )
 
 
 def _is_adapter(value: object) -> bool:
     if not isinstance(value, tuple) or len(value) != 2:
         return False
     name, version = value
-    is_version = _is_int(version) or (isinstance(version, str) and version)
-    return isinstance(name, str) and bool(name) and bool(is_version)
+    return _is_text(name) and (_is_int(version) or _is_text(version))
+
+
+def _is_text(value: object) -> bool:
+    """Say whether a value is a str that says something and has a UTF-8 form."""
+    if not isinstance(value, str):
+        return False
+    return bool(value) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+PLAIN = Identity()  # says nothing: text of the model itself

@@ -4,6 +4,7 @@ nothing."""
 import hashlib
 import itertools
 
+import numpy as np
 import pytest
 
 from kvmem import errors
@@ -85,6 +86,21 @@ def test_a_run_that_two_images_touch_names_both():
         ({"adapter": ("math",)}, "adapter is a name and a version"),
         ({"epoch": -1}, "epoch is an int"),
         ({"epoch": True}, "epoch is an int"),
+        ({"salt": "\ud800"}, "salt is non-empty"),
+        ({"tenant": "a\udfff"}, "tenant is a non-empty"),
+        ({"adapter": ("\ud800", 1)}, "adapter is a name and a version"),
+        ({"adapter": ("a", "\ud800")}, "adapter is a name and a version"),
+        ({"adapter": ("a", np.int64(1))}, "adapter is a name and a version"),
+        ({"images": None}, "a digest, a position and a length"),
+        ({"images": "cat"}, "a digest, a position and a length"),
+        ({"images": ["cat"]}, "a digest, a position and a length"),
+        ({"images": [(CAT, 0)]}, "a digest, a position and a length"),
+        ({"images": [(CAT, 0, 1.5)]}, "a digest, a position and a length"),
+        ({"images": [(CAT, "0", 4)]}, "a digest, a position and a length"),
+        ({"images": [(CAT, True, 4)]}, "a digest, a position and a length"),
+        ({"images": [(CAT, np.int64(0), 4)]}, "a digest, a position and a length"),
+        ({"images": [(CAT, 0, np.int64(4))]}, "a digest, a position and a length"),
+        ({"images": [(bytearray(CAT), 0, 4)]}, "digest is whole"),
         ({"images": [(CAT[:2], 0, 4)]}, "digest is whole"),
         ({"images": [(CAT, 0, 0)]}, "hold a token each"),
         ({"images": [(CAT, -1, 4)]}, "hold a token each"),
@@ -94,6 +110,18 @@ def test_a_run_that_two_images_touch_names_both():
 def test_what_says_nothing_or_cannot_be_is_refused(facts, phrase):
     with pytest.raises(errors.ConfigError, match=phrase):
         Identity(**facts)
+
+
+@pytest.mark.parametrize("salt", ["s3cr3t", b"s3cr3t"])
+def test_a_salt_is_printed_nowhere(salt):
+    identity = Identity(salt=salt, tenant="acme")
+    assert repr(identity) == str(identity) == "Identity(salt=<hidden>, tenant='acme')"
+    with pytest.raises(errors.ConfigError) as refusal:
+        Identity(salt=salt, tenant="")
+    with pytest.raises(errors.ConfigError) as other:
+        Identity(salt=["s3cr3t"], tenant="acme")
+    assert "s3cr3t" not in f"{refusal.value} {other.value}"
+    assert repr(Identity()) == "Identity()"
 
 
 def test_everything_wrong_is_said_at_once():
