@@ -223,18 +223,19 @@ def fragments(
         return
     first = page * window.page_tokens - window.first_token
     shape = (*lane.grid.counts, high - low, corner.nbytes)
-    run = corner.cut(low, high)
+    local_offset = corner.local_offset + low * corner.local_stride
+    canonical_offset = corner.canonical_offset + low * corner.canonical_stride
     yield (
         _cells(
             shape,
             lane.memory,
-            lane.part.base + page_id * lane.part.page_stride + run.local_offset,
+            lane.part.base + page_id * lane.part.page_stride + local_offset,
             lane.grid.local_strides,
         ),
         _cells(
             shape,
             records,
-            first * record_nbytes + run.canonical_offset,
+            first * record_nbytes + canonical_offset,
             lane.grid.canonical_strides,
         ),
     )
