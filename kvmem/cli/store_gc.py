@@ -39,6 +39,10 @@ def gc(arguments: Arguments, rows: Sequence[SegmentRow]) -> int:
         for name in ("swept", "dropped", "rewritten", "written", "kept"):
             print(f"  {name:<9} {', '.join(report[name]) or '-'}")
         print(f"  {'freed':<9} {report['freed_nbytes']:,} B")
+        if report["unread_nbytes"]:
+            print(
+                f"  {'unread':<9} {report['unread_nbytes']:,} B, which stay and count"
+            )
     return verdict(any(report["kept"] for report in reports))
 
 

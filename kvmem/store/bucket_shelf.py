@@ -166,6 +166,8 @@ class BucketShelf:
             match self._load(number):
                 case ObjectSegment() as found:
                     problems = object_segment.inspect(found)
+                    if problems and not object_segment.is_there(found):
+                        continue  # its writer took it away meanwhile
                     status = "damaged" if problems else "ok"
                     said = found.name, status, len(found.keys), found.nbytes, problems
                     reports.append(SegmentReport(*said))

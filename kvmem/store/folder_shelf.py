@@ -9,6 +9,8 @@ name of ours and no manifest, and drafts of manifests that are there.
 """
 
 import contextlib
+import dataclasses
+import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -123,16 +125,28 @@ class FolderShelf:
 
     def verify(self) -> tuple[SegmentReport, ...]:
         """Read everything in the folder and report every segment."""
-        return tuple(self._report(name) for name in names(self.folder))
+        reports = (self._report(name) for name in names(self.folder))
+        return tuple(filter(None, reports))
 
     def _load(self, name: str) -> Segment | Unusable:
-        return segment.load(self.folder / name, self.facts)
+        found = segment.load(self.folder / name, self.facts)
+        if isinstance(found, Unusable) and found.status != "unfinished":
+            nbytes = file_nbytes(self.folder / name)
+            return dataclasses.replace(found, file_nbytes=nbytes)
+        return found
 
-    def _report(self, name: str) -> SegmentReport:
-        found = self._load(name)
+    def _report(self, name: str) -> SegmentReport | None:
+        """Return what is to be said of a name, None if it went while it was read."""
+        found, problems = self._load(name), ()
+        if isinstance(found, Segment):
+            with contextlib.suppress(FileNotFoundError):
+                problems = rows.inspect(found)
+            if not found.is_there:
+                found = self._load(name)
         if isinstance(found, Unusable):
+            if not (self.folder / name).exists():
+                return None
             return SegmentReport(name, found.status, 0, 0, (found.detail,))
-        problems = rows.inspect(found)
         status = "damaged" if problems else "ok"
         return SegmentReport(name, status, len(found.keys), found.nbytes, problems)
 
@@ -142,6 +156,20 @@ def rebuild(folder: Path, facts: Facts) -> Index:
     held = Index()
     extend(held, FolderShelf(folder, facts))
     return held
+
+
+def file_nbytes(folder: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    if not folder.is_dir():
+        paths = [str(folder)]
+    else:
+        walked = os.walk(folder)
+        paths = [os.path.join(at, name) for at, _, found in walked for name in found]
+    total = 0
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+            total += os.stat(path).st_size
+    return total
 
 
 def names(folder: Path) -> Sequence[str]:

@@ -96,6 +96,11 @@ class Index:
         """Bytes of the files of all segments that are held."""
         return sum(each.file_nbytes for each in self.segments.values())
 
+    @property
+    def unread_nbytes(self) -> int:
+        """Bytes of what is no segment of this store, and is never taken away."""
+        return sum(each.file_nbytes for each in list(self.unusable.values()))
+
     def add(self, new: Segment, is_fresh: bool = False) -> None:
         """Take in a segment; its chunks replace earlier places of the same keys.
 

@@ -2,9 +2,9 @@
 
 The law: a chunk is in the index only after it is durable on its shelf, and leaves the
 index before it leaves the shelf. Room is made before anything is written, so the files
-of held segments never take more than the budget. What could not be read is never
-deleted to save space: a segment with such a chunk is kept as it is until LRU reaches
-every row of it.
+of segments, those included that cannot be read, never take more than the budget. What
+could not be read is never deleted to save space: a segment with such a chunk is kept as
+it is until LRU reaches every row of it.
 
     keeper.keep(lease, keys, tokens, rows, parent)     # PutResult
     keeper.collect(lease)                              # GcReport
@@ -95,7 +95,13 @@ class Keeper:
             written=tuple(sorted(after - before)),
             kept=tuple(sorted(kept)),
             freed_nbytes=nbytes - self._index.file_nbytes,
+            unread_nbytes=self._index.unread_nbytes,
         )
+
+    @property
+    def _budget(self) -> int:
+        """What readable segments may take: what cannot be read stays, and counts."""
+        return self.max_nbytes - self._index.unread_nbytes
 
     def save_recency(self) -> None:
         """Let the shelf note when segments were last asked for."""
@@ -134,7 +140,7 @@ class Keeper:
             return num_new, 0
         with lease.hold(), self._index.lock:
             need = self._need(num_new)
-            plan = eviction.make(self._index, need, self.max_nbytes, tuple(protect))
+            plan = eviction.make(self._index, need, self._budget, tuple(protect))
             fitting = bisect.bisect_right(
                 range(1, num_new + 1), plan.room_nbytes, key=self._need
             )
@@ -143,7 +149,7 @@ class Keeper:
             for key in plan.evict:
                 self._index.evict(key)
         self._drop_dead(lease)
-        if self._index.file_nbytes + self._need(fitting) > self.max_nbytes:
+        if self._index.file_nbytes + self._need(fitting) > self._budget:
             self._rewrite(lease)
         return fitting, len(plan.evict)
 
@@ -224,7 +230,7 @@ class Keeper:
             )
             room = _REWRITE_NBYTES
             if self.max_nbytes is not None:
-                room = self.max_nbytes - self._index.file_nbytes
+                room = self._budget - self._index.file_nbytes
             batch, chunks = [], 0
             for live, name in sparse:
                 chunks += live

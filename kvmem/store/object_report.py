@@ -51,15 +51,18 @@ def inspect(
 def _row(
     objects: Bucket, model_id: str, format_id: str, number: int, verify: bool
 ) -> SegmentRow | None:
-    """Return a committed segment's row, None for a fence."""
+    """Return a committed segment's row, None for a fence and for what went away."""
     ids = model_id, format_id
     facts = _own_facts(objects, Facts(*ids, 1, 1), number)
     found = object_segment.load(objects, facts, number)
     if found is None:
         return None
     if not isinstance(found, ObjectSegment):
-        return SegmentRow(*ids, f"{number:08d}", found.status, (found.detail,))
+        said = f"{number:08d}", found.status, (found.detail,)
+        return SegmentRow(*ids, *said, file_nbytes=found.file_nbytes)
     problems = object_segment.inspect(found) if verify else ()
+    if problems and not object_segment.is_there(found):
+        return None  # its writer took it away meanwhile
     return SegmentRow(
         *ids,
         found.name,

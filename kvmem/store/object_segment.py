@@ -183,9 +183,13 @@ def delete(segment: ObjectSegment) -> None:
 
 def is_there(segment: ObjectSegment) -> bool:
     """Say whether its manifest still is, or the server does not say."""
+    return _stands(segment.bucket, segment.facts, segment.number, segment.name)
+
+
+def _stands(bucket: Bucket, facts: Facts, number: int, name: str) -> bool:
     try:
-        data = segment.bucket.read(manifest_name(segment.facts, segment.number))
-        return manifest.unpack(data or b"").get("segment") == segment.name
+        data = bucket.read(manifest_name(facts, number))
+        return manifest.unpack(data or b"").get("segment") == name
     except (CorruptPage, OSError):
         return True
 
@@ -200,26 +204,31 @@ def load(bucket: Bucket, facts: Facts, number: int) -> ObjectSegment | Unusable 
         return Unusable(place, passing.reason_of(error), f"manifest: {error}")
     if body["version"] != manifest.VERSION:
         detail = f"layout version {body['version']}, read here: {manifest.VERSION}"
-        return Unusable(place, "version", detail)
+        return Unusable(place, "version", detail, file_nbytes=_nbytes(body, data))
     if body["kind"] == _FENCE:
         return None
+    nbytes = _nbytes(body, data)
     found = Facts(**body["facts"])
     if found != facts or not body["segment"].startswith(f"{number:08d}-"):
         detail = f"written as {body['segment']} for {found}"
         is_ours = (found.model_id, found.format_id) == (facts.model_id, facts.format_id)
         resized = is_ours and found != facts
-        return Unusable(place, "format" if resized else "foreign", detail, found)
+        status = "format" if resized else "foreign"
+        return Unusable(place, status, detail, found, nbytes)
     try:
         table = bucket.read(_home(facts, body["segment"]) + sidecar.NAME) or b""
     except OSError as error:
         return Unusable(place, passing.reason_of(error), f"{sidecar.NAME}: {error}")
     if [len(table), durable.digest(table).hex()] != body["files"][sidecar.NAME]:
+        if not table and not _stands(bucket, facts, number, body["segment"]):
+            return None  # its writer took it away meanwhile
         detail = f"{sidecar.NAME}: missing, or digest differs"
-        return Unusable(place, "damaged", detail)
+        return Unusable(place, "damaged", detail, file_nbytes=nbytes)
     try:
         said = sidecar.unpack(table)
     except CorruptPage as error:
-        return Unusable(place, "damaged", f"{sidecar.NAME}: {error}")
+        detail = f"{sidecar.NAME}: {error}"
+        return Unusable(place, "damaged", detail, file_nbytes=nbytes)
     return ObjectSegment(
         bucket,
         facts,
@@ -229,7 +238,7 @@ def load(bucket: Bucket, facts: Facts, number: int) -> ObjectSegment | Unusable 
         body["arrays"][0]["rows_per_file"],
         body["created"],
         {path: tuple(said) for path, said in body["files"].items()},
-        len(data) + sum(nbytes for nbytes, _ in body["files"].values()),
+        nbytes,
     )
 
 
@@ -295,6 +304,11 @@ def inspect(segment: ObjectSegment) -> tuple[str, ...]:
         elif durable.digest(data).hex() != digest:
             problems.append(f"{name}: digest differs")
     return tuple(problems)
+
+
+def _nbytes(body: dict, data: bytes) -> int:
+    """Return the bytes of a manifest and of the objects that it lists."""
+    return len(data) + sum(nbytes for nbytes, _ in body.get("files", {}).values())
 
 
 def _fence() -> bytes:

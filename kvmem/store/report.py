@@ -9,6 +9,7 @@ models beforehand. With `verify` every byte is read, and `problems` says what is
 """
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,15 +68,31 @@ def _rows(root: Path, verify: bool) -> Iterator[SegmentRow]:
     for model in _folders(root):
         for format_ in _folders(model):
             for name in folder_shelf.names(format_):
-                yield _row(format_ / name, verify)
+                if row := _row(format_ / name, verify):
+                    yield row
 
 
-def _row(folder: Path, verify: bool) -> SegmentRow:
+def _row(folder: Path, verify: bool) -> SegmentRow | None:
+    """Return a folder's row, None if its writer took it away meanwhile."""
+    try:
+        row = _look(folder, verify)
+        if row.status == "format":  # it got its manifest between two looks
+            row = _look(folder, verify)
+    except FileNotFoundError:
+        row = None
+    if row and (row.status == "ok" or (folder / manifest.NAME).exists()):
+        return row
+    if not os.path.lexists(folder):
+        return None
+    return dataclasses.replace(_look(folder, False), arrays=())
+
+
+def _look(folder: Path, verify: bool) -> SegmentRow:
     model_id, format_id, name = folder.parts[-3:]
     facts = _own_facts(folder) or Facts("", "", 1, 1)
     expected = dataclasses.replace(facts, model_id=model_id, format_id=format_id)
     found = segment.load(folder, expected)
-    nbytes = _file_nbytes(folder)
+    nbytes = folder_shelf.file_nbytes(folder)
     if isinstance(found, Unusable):
         problems = (found.detail,)
         return SegmentRow(
@@ -118,11 +135,6 @@ def _own_facts(folder: Path) -> Facts | None:
         return Facts(**body["facts"])
     except (CorruptPage, OSError, TypeError, KeyError):
         return None
-
-
-def _file_nbytes(folder: Path) -> int:
-    files = [folder] if folder.is_file() else folder.rglob("*")
-    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _folders(folder: Path) -> list[Path]:

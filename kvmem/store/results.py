@@ -59,6 +59,7 @@ class GcReport:
     written: tuple[str, ...]  # where the live chunks are now
     kept: tuple[str, ...]  # to be rewritten, but a chunk could not be read
     freed_nbytes: int  # of files
+    unread_nbytes: int = 0  # of files that cannot be read: they stay, and count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,8 @@ class StoreStats:
     already_present: int
     hits: int
     misses: dict[str, int]  # calls of get that fell short, by reason
-    file_nbytes: int = 0  # of all files of segments, what the budget counts
+    file_nbytes: int = 0  # of all files of segments; the budget counts these and
+    unread_nbytes: int = 0  # those of segments that cannot be read
     num_pinned: int = 0
     evicted: int = 0
     refused: int = 0

@@ -95,6 +95,9 @@ class Unusable:
     status: str
     detail: str
     found: Facts | None = None
+    file_nbytes: int = (
+        0  # that stay and cannot be served; of what the shelf has looked at
+    )
 
 
 def write(

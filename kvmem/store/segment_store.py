@@ -250,6 +250,7 @@ class SegmentStore:
                 num_masked=len(held.masked),
                 num_unusable_segments=len(held.unusable),
                 file_nbytes=held.file_nbytes,
+                unread_nbytes=held.unread_nbytes,
                 num_pinned=len(held.pins),
                 in_flight=self._writer.in_flight,
                 misses=dict(self._misses),
