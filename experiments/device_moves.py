@@ -42,8 +42,7 @@ class Config(RunConfig):
         models: of pallas_kernels.specs; none: all published ones (the tiny ones, for
             interpret).
         pool_mib: of a pool; above 4,096 offsets in bytes pass 2^32.
-        entries: pages of a list whose bytes are checked.
-        payload_mib: bytes of a call that is timed.
+        payload_mib: bytes of a call, about.
         repetitions: calls that are timed together.
         budget_s: operations that have not begun by then are left out, and said so.
         operation_s: seconds of one operation's process.
@@ -54,7 +53,6 @@ class Config(RunConfig):
     operations: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     pool_mib: int = 16_384
-    entries: int = 32
     payload_mib: int = 512
     repetitions: int = 20
     budget_s: float = 420
@@ -107,8 +105,7 @@ def _job(config: Config, operation: str) -> Job:
         models=config.models or tuple(model.name for model in default),
         interpreted=interpreted,
         pool_nbytes=1 << 14 if interpreted else config.pool_mib << 20,
-        entries=3 if interpreted else config.entries,
-        payload_nbytes=config.payload_mib << 20,
+        payload_nbytes=3 << 11 if interpreted else config.payload_mib << 20,
         repetitions=config.repetitions,
         seed=config.seed,
     )
@@ -167,7 +164,7 @@ def _check(finding: dict) -> Check:
     name = f"bytes of {finding['case']}"
     if "refused" in finding:
         return Check(name, True, f"the kernel refuses: {finding['refused']}")
-    wrong, of = finding["wrong_nbytes"], finding["checked_nbytes"]
+    wrong, of = finding["wrong_nbytes"], finding["of_nbytes"]
     return Check(name, wrong == 0, f"{wrong:,} of {of:,} differ")
 
 

@@ -34,8 +34,7 @@ class Job:
         models: names of `pallas_kernels.specs`.
         interpreted: run bodies on the host, and time nothing.
         pool_nbytes: about the size of a pool.
-        entries: pages of a list that is checked.
-        payload_nbytes: bytes of a call that is timed.
+        payload_nbytes: bytes of a call, about.
         repetitions: calls that are timed together.
         seed: of the bytes.
     """
@@ -44,7 +43,6 @@ class Job:
     models: tuple[str, ...]
     interpreted: bool
     pool_nbytes: int
-    entries: int
     payload_nbytes: int
     repetitions: int
     seed: int
@@ -54,15 +52,22 @@ def perform(job: Job) -> Iterator[dict]:
     """Yield a finding a case: bytes that are wrong, then how long it took."""
     known = {model.name: model for model in (*specs.MODELS, *specs.TINY)}
     for name in job.models:
-        for case in _cases(job, known[name], job.entries):
-            yield {"case": case.name} | _checked(job, case)
-        if not job.interpreted:
-            payload = max(1, job.payload_nbytes // known[name].page_nbytes)
-            for case in _cases(job, known[name], payload):
-                yield {"case": case.name, "timed": _timed(job, case)}
+        for case in _cases(job, known[name]):
+            module = dispatch.OPERATIONS[case.operation]
+            refusal = module.supports(*case.structs(), **case.facts)
+            if refusal is not None:
+                yield {"case": case.name, "refused": refusal}
+                continue
+            kernel, reference = _program(_kernel(case), case), _reference(case)
+            xla = _program(reference, case)
+            yield {"case": case.name} | _checked(job, case, kernel, xla)
+            if not job.interpreted:
+                yield {"case": case.name, "timed": _timed(job, case, kernel, xla)}
 
 
-def _cases(job: Job, model: specs.Model, entries: int) -> Iterator[Case]:
+def _cases(job: Job, model: specs.Model) -> Iterator[Case]:
+    """Yield the operation's cases, of calls as large as asked."""
+    entries = max(1, job.payload_nbytes // model.page_nbytes)
     for case in specs.cases(model, job.pool_nbytes, entries):
         if case.operation == job.operation:
             yield case
@@ -84,34 +89,28 @@ def _program(call: Callable, case: Case) -> Callable:
     return jax.jit(call, donate_argnums=(0,) if case.in_place else ())
 
 
-def _checked(job: Job, case: Case) -> dict:
+def _checked(job: Job, case: Case, kernel: Callable, xla: Callable) -> dict:
     """Compare a kernel with its reference, byte for byte, on two fillings alike."""
-    refusal = dispatch.OPERATIONS[case.operation].supports(
-        *case.structs(), **case.facts
-    )
-    if refusal is not None:
-        return {"refused": refusal}
-    expected = _program(_reference(case), case)(*specs.fill(case, job.seed))
+    expected = xla(*specs.fill(case, job.seed))
     arrays = specs.fill(case, job.seed)
     if job.interpreted:
-        call = _kernel(case)
-        found = interpret.run(functools.partial(_flat, call), *arrays)
+        found = interpret.run(_kernel(case), *arrays)
     else:
         jnp.full(expected.size, 0xC1, jnp.uint8).block_until_ready()  # dirties memory
-        found = _program(_kernel(case), case)(*arrays)
-    wrong = int((expected != found).sum())
-    return {"wrong_nbytes": wrong, "checked_nbytes": expected.size}
+        found = kernel(*arrays)
+    return {"wrong_nbytes": int(_count(expected, found)), "of_nbytes": expected.size}
 
 
-def _flat(call: Callable, *arrays, interpret):
-    return call(*arrays, interpret=interpret)
+@jax.jit
+def _count(expected: jax.Array, found: jax.Array) -> jax.Array:
+    return (expected != found).sum(dtype=jnp.uint32)
 
 
-def _timed(job: Job, case: Case) -> dict:
+def _timed(job: Job, case: Case, kernel: Callable, xla: Callable) -> dict:
     """Time a kernel, XLA's program of the reference, and one copy of the bytes."""
     seconds = {
-        "kernel": _seconds(job, case, _kernel(case)),
-        "xla": _seconds(job, case, _reference(case)),
+        "kernel": _seconds(job, case, kernel),
+        "xla": _seconds(job, case, xla),
         "copy": _copy_seconds(job, case.moved_nbytes),
     }
     figures = {f"{name}_us": round(s * 1e6, 2) for name, s in seconds.items()}
@@ -123,10 +122,10 @@ def _timed(job: Job, case: Case) -> dict:
     }
 
 
-def _seconds(job: Job, case: Case, call: Callable) -> float:
+def _seconds(job: Job, case: Case, program: Callable) -> float:
     """Return a call's time: many in a row, each on what the one before left."""
     first, *rest = specs.fill(case, job.seed)
-    return _elapsed(job, _program(call, case), first, rest, case.in_place)
+    return _elapsed(job, program, first, rest, case.in_place)
 
 
 def _copy_seconds(job: Job, nbytes: int) -> float:

@@ -60,6 +60,8 @@ def compiled(python: pathlib.Path) -> Record:
             Check(f"jax {version}, {name}", not program["wrong"], _detail(program))
             for name, program in programs.items()
         ),
+        device="NVIDIA H200, described and not there",
+        versions={"jax": version},
         facts={
             f"programs_of_jax_{version}": {
                 name: {"registers": p["registers"], "temp_nbytes": p["temp_nbytes"]}

@@ -11,6 +11,7 @@ kvmem's order "layer head field token" does.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -267,6 +268,7 @@ def _made(argument: Argument, model: Model, key) -> jax.Array:
     return jnp.zeros(argument.shape, argument.dtype)  # angles: see `fill`
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def _bytes(key, shape: tuple[int, ...]) -> jax.Array:
     """Return bytes that tell pages apart, in no more memory than they take."""
     width = math.prod(shape[1:])
@@ -276,6 +278,7 @@ def _bytes(key, shape: tuple[int, ...]) -> jax.Array:
     return (base[row % base.shape[0]] ^ mixed[:, None]).reshape(shape)
 
 
+@functools.partial(jax.jit, donate_argnums=0)
 def _finite(pages: jax.Array) -> jax.Array:
     """Return bytes whose 16-bit floats have sizes from 2^-63 to 2: no NaN's payload."""
     is_upper = jnp.arange(pages.shape[1], dtype=jnp.int32) % 2 == 1

@@ -48,7 +48,7 @@ def test_findings_and_figures_of_a_worker_become_records(monkeypatch, capsys):
     figures = {"kernel_us": 5.0, "moved_nbytes": 10, "tb_per_s": 4.0}
     figures |= {"of_copy": 0.9, "of_xla": 1.5}
     lines = [
-        {"case": "gather", "wrong_nbytes": 0, "checked_nbytes": 10},
+        {"case": "gather", "wrong_nbytes": 0, "of_nbytes": 10},
         {"case": "gather", "timed": figures},
     ]
     said = "".join(json.dumps(line) + "\n" for line in lines) + '{"cut'
