@@ -28,6 +28,7 @@ def page_table(
 ) -> np.ndarray:
     """Return the page table as i64[M], or refuse what cannot be moved."""
     pages_fit(pages, plan)
+    _whole(window)
     if window.first_token < 0 or window.num_tokens < 0:
         raise errors.InvalidId(
             errors.say(
@@ -72,6 +73,7 @@ def page_table(
 def pages_fit(pages: Pages, plan: CopyPlan) -> None:
     """Refuse pages that are not a pool of the plan's ranks, arrays and page."""
     arrays = listed(pages)
+    _on_devices(arrays)
     _declared(arrays, plan)
     for index, array in enumerate(arrays):
         _is_bytes(array, plan, index)
@@ -86,6 +88,31 @@ def pages_fit(pages: Pages, plan: CopyPlan) -> None:
                 "Give all arrays one sharding and one number of pages",
             )
         )
+
+
+def _whole(window: Window) -> None:
+    for number in (window.first_token, window.num_tokens):
+        if isinstance(number, bool) or not isinstance(number, int | np.integer):
+            raise errors.InvalidId(
+                errors.say(
+                    f"a window of num_tokens = {window.num_tokens!r} from first_token "
+                    f"= {window.first_token!r}",
+                    "tokens are counted in whole numbers",
+                    "Give an int for each",
+                )
+            )
+
+
+def _on_devices(arrays: Sequence[jax.Array]) -> None:
+    for array in arrays:
+        if not isinstance(array, jax.Array):
+            raise errors.FormatMismatch(
+                errors.say(
+                    f"pages as a {type(array).__name__}",
+                    "a pool is a jax array, which says on which device each rank lies",
+                    "Give pool.pages, or jnp.asarray of the pages",
+                )
+            )
 
 
 def _declared(arrays: Sequence[jax.Array], plan: CopyPlan) -> None:
@@ -167,6 +194,14 @@ def records_fit(
 ) -> None:
     """Refuse records of another dtype, count or length than the plan's."""
     shape = (num_tokens, plan.record_nbytes)
+    if not isinstance(records, np.ndarray | jax.Array):
+        raise errors.FormatMismatch(
+            errors.say(
+                f"{name} as a {type(records).__name__}",
+                "records are an array of bytes, a row a token",
+                "Give u8[num_tokens, record]",
+            )
+        )
     if records.dtype != np.uint8:
         raise errors.FormatMismatch(
             errors.say(

@@ -146,3 +146,25 @@ def test_nothing_is_moved_without_tokens(side, implementation):
 @pytest.mark.parametrize("threads", [0, -2])
 def test_an_import_by_no_thread_is_refused(refuse, threads):
     refuse(errors.ConfigError, f"threads = {threads}", threads=threads)
+
+
+def test_pages_and_records_that_are_no_arrays_are_refused_in_words(side, refuse):
+    pages, records = np.array(side.pages), side.records
+    refuse(errors.FormatMismatch, "pages as a ndarray: a pool is a jax", pages=pages)
+    refuse(errors.FormatMismatch, "pages as a str", pages="pages")
+    refuse(errors.FormatMismatch, "records as a list", records=records.tolist())
+    refuse(errors.FormatMismatch, "records as a bytes", records=records.tobytes())
+
+
+@pytest.mark.parametrize("number", [4.0, True, "4", None])
+def test_windows_of_no_whole_numbers_are_refused_in_words(
+    side, refuse, implementation, number
+):
+    law = "tokens are counted in whole numbers"
+    refuse(errors.InvalidId, law, first_token=number)
+    given = (side.pages, side.page_ids, side.plan)
+    options = {"implementation": implementation}
+    with pytest.raises(errors.InvalidId, match=law):
+        transfer.export_records(*given, number, **options)
+    whole = transfer.export_records(*given, np.int64(3), np.int32(1), **options)
+    assert np.array_equal(whole, side.records[1:4])
