@@ -2,9 +2,9 @@
 
 Rows are counted by a group that keeps all tokens, where there is one. Another such
 group has as many; a state group has one page a sequence whatever the tokens; a window
-group grows with the rows until it holds what all sequences can read, and no further. So
-the bytes of a plan only grow with its rows, and the most rows that fit are found by
-halving.
+group grows with the rows until it holds what all sequences can read, and no further,
+and no ratio leaves it less than one sequence reads, or than the rows have. So the bytes
+of a plan only grow with its rows, and the most rows that fit are found by halving.
 """
 
 import dataclasses
@@ -30,12 +30,17 @@ class Load:
 
 @dataclasses.dataclass(frozen=True)
 class Need:
-    """Pages of one group when the first group has n: fixed + min(cap, n * per_row)."""
+    """Pages of one group when the first group has n: fixed + min(cap, n * per_row).
+
+    Never fewer than `least`, or than `n * least_per_row` where that is less.
+    """
 
     per_row: Fraction
     fixed: int = 0
     cap: int | None = None
     rounds_up: bool = True
+    least: int = 0
+    least_per_row: Fraction = Fraction(0)
 
     def at(self, rows: int) -> int:
         """Return the pages beside `rows` pages of the first group."""
@@ -44,12 +49,18 @@ class Need:
     def cost(self, rows: int) -> Fraction:
         """Return what these rows pay for: a part of a page is not handed out."""
         grown = rows * self.per_row
-        grown = Fraction(-int(-grown // 1)) if self.rounds_up else grown
+        grown = _whole(grown) if self.rounds_up else grown
+        grown = max(grown, self._floor(rows))
         return self.fixed + (grown if self.cap is None else min(grown, self.cap))
 
     def is_capped(self, rows: int) -> bool:
-        """Say whether more rows need no more of it."""
-        return not self.per_row or (self.cap is not None and self.at(rows) >= self.cap)
+        """Say whether these rows need a number that is not `rows * per_row`."""
+        if not self.per_row or rows * self.per_row < self._floor(rows):
+            return True
+        return self.cap is not None and self.at(rows) >= self.cap
+
+    def _floor(self, rows: int) -> Fraction:
+        return min(Fraction(self.least), _whole(rows * self.least_per_row))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,14 +125,20 @@ def need_of(
         return Need(Fraction(1) if kind == "state" else per_row)
     if kind == "state":
         return Need(Fraction(0), fixed=load.sequences + load.snapshots)
+    shards = 1 if group.domain == "draft" else topology.dcp
+    peak, size = 1, group.page_size * shards
+    if load.max_length is not None:
+        peak = group.lifecycle.peak(load.max_length, size, load.step)
     if load.window_ratio is not None:
         ratio = Fraction(str(load.window_ratio))
-        return Need(per_row * ratio, rounds_up=False)
+        return Need(per_row * ratio, rounds_up=False, least=peak, least_per_row=per_row)
     if load.sequences is None or load.max_length is None:
         return Need(per_row)
-    shards = 1 if group.domain == "draft" else topology.dcp
-    peak = group.lifecycle.peak(load.max_length, group.page_size * shards, load.step)
     return Need(per_row, cap=load.sequences * peak)
+
+
+def _whole(pages: Fraction) -> Fraction:
+    return Fraction(-int(-pages // 1))
 
 
 def most(fits: Callable[[int], bool], high: int) -> int:

@@ -13,6 +13,8 @@ of 2,049 tokens.
 """
 
 import dataclasses
+import fractions
+import math
 from collections.abc import Sequence
 
 from kvmem import errors
@@ -127,7 +129,7 @@ def shares(
     """
     if given is not None:
         _require_weights(given, len(members))
-        weights = tuple(given)
+        weights = tuple(fractions.Fraction(weight) for weight in given)
     else:
         if typical is not None or not constraints:
             batches: Sequence[Batch] = (typical or DEFAULT,)
@@ -136,7 +138,7 @@ def shares(
         counts = floors(members, batches)
         taken = [m.envelope.nbytes * n for m, n in zip(members, counts, strict=True)]
         weights = tuple(-(-n // grain_nbytes) * grain_nbytes for n in taken)
-    return tuple(weight / sum(weights) for weight in weights)
+    return tuple(float(fractions.Fraction(weight) / sum(weights)) for weight in weights)
 
 
 def _overlap(ordinals: range, count: int) -> int:
@@ -145,11 +147,12 @@ def _overlap(ordinals: range, count: int) -> int:
 
 
 def _require_weights(weights: Sequence[float], groups: int) -> None:
-    if len(weights) != groups or not all(weight > 0 for weight in weights):
+    sound = all(weight > 0 and math.isfinite(weight) for weight in weights)
+    if len(weights) != groups or not sound:
         raise errors.ConfigError(
             errors.say(
                 f"shares {tuple(weights)} for {groups} groups",
-                "every group has a share, above zero",
+                "every group has a share, above zero and finite",
                 "Give one positive number a group, in the order of the groups",
             )
         )

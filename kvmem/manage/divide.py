@@ -5,6 +5,10 @@ its pool: that is the grouped manager. Under a static split a group has as many 
 ids as its quota has pages, so that an engine built from the divided budget keeps the
 quotas by itself: ids that do not exist cannot be handed out.
 
+The law: the limits of a budget are those of its division. No pool has more pages than
+the cap in pages, a draft has pages for exactly the ids of the group that it follows,
+paid out of that group's fraction, and the claims are what the divided pools take.
+
     members = members_of(groups, topology, order, solved.kind)
     divide(solved, members, "static_split").pools[0].num_vpages     # (27306, 27306)
 """
@@ -14,7 +18,10 @@ from collections.abc import Sequence
 
 from kvmem import errors
 from kvmem.budget import Budget, GroupPages
+from kvmem.budget.checks import require_ids
 from kvmem.budget.members import Member
+from kvmem.budget.rows import primary
+from kvmem.geometry import Term
 from kvmem.manage.grouped import NAME as GROUPED
 from kvmem.manage.manager import Manager
 from kvmem.manage.static_split import NAME as STATIC_SPLIT
@@ -39,17 +46,51 @@ def divide(
 
     Raises:
         OutOfPages: a fraction holds no page of its group.
+        IncompatiblePlan: a fraction of more pages than ids can tell apart.
         ConfigError: an unknown manager, shares for one that needs none, or members of
             another budget.
     """
     _require_match(solved, members, name, shares)
     if name == GROUPED or len(members) == 1:
         return solved
-    nbytes = sum(pool.nbytes for pool in solved.pools)
-    manager = static_split(members, nbytes, shares=shares)
-    return dataclasses.replace(
-        solved, pools=manager.pools, groups=_counted(solved, manager)
+    lead = primary([member.group for member in members])
+    copies = solved.draft_pages // solved.pools[members[lead].pool].pages
+    followers = [0] * len(members)
+    followers[lead] = copies * solved.draft_page_nbytes
+    manager = static_split(
+        members,
+        solved.used_nbytes - solved.fixed_nbytes,
+        shares=shares,
+        max_pages=solved.max_pages,
+        followers=followers,
     )
+    draft_pages = copies * manager.quotas[lead].pages
+    require_ids(manager.pools, members[lead].group.page_size, draft_pages)
+    return dataclasses.replace(
+        solved,
+        pools=manager.pools,
+        groups=_counted(solved, manager),
+        terms=_claims(solved, members, manager, lead),
+        draft_pages=draft_pages,
+    )
+
+
+def _claims(
+    solved: Budget, members: Sequence[Member], manager: Manager, lead: int
+) -> tuple[Term, ...]:
+    """Return the claims of the quotas: a wall is owed whole, whatever the tokens.
+
+    Rows are still counted by the group that leads, and a draft follows them.
+    """
+    found, terms = [], iter(solved.terms)
+    for at, (member, quota) in enumerate(zip(members, manager.quotas, strict=True)):
+        for nbytes in filter(None, (member.payload_nbytes, member.padding_nbytes)):
+            term = next(terms)
+            if at != lead:
+                owed = nbytes * quota.pages
+                term = dataclasses.replace(term, bytes_per_token=0, fixed_bytes=owed)
+            found.append(term)
+    return (*found, *terms)
 
 
 def _counted(solved: Budget, manager: Manager) -> tuple[GroupPages, ...]:

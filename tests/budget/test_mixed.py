@@ -320,3 +320,33 @@ def test_a_window_of_token_shards_reads_pages_of_all_of_them(gqa):
     shared = gqa(4, full=1, windows=1, window=32, domain="draft")
     solved = budget.solve((*groups, *shared), Topology(dcp=4), limits, **load)
     assert [g.pages for g in solved.groups[1::2]] == [3 * 4, 3 * 11]
+
+
+@pytest.mark.parametrize("kind", ["unified", "split"])
+@pytest.mark.parametrize("ratio", [0.5, 1e-3, 1e-300])
+@pytest.mark.parametrize("max_pages", [None, 2, 30])
+def test_no_ratio_leaves_a_window_less_than_one_sequence_reads(
+    gqa, kind, ratio, max_pages
+):
+    windowed = gqa(8, full=1, windows=5, window=32)
+    limits = [budget.limit("memory", 8 * MIB)]
+    more = dict(kind=kind, max_pages=max_pages, max_length=512, step=8)
+    solved = budget.solve(
+        windowed, Topology(), limits, window_ratio=ratio, sequences=4, **more
+    )
+    full, window = solved.groups
+    (life,) = (g.lifecycle for g in windowed if g.lifecycle.kind == "window")
+    assert window.pages >= min(full.pages, life.peak(512, 8, 8)) > 0
+    for pool, pages in enumerate(solved.pools):
+        counted = sum(g.pages * g.extents for g in solved.groups if g.pool == pool)
+        assert counted <= pages.pages
+    rows_ = full.pages * 8
+    claimed = sum(t.bytes_per_token * rows_ + t.fixed_bytes for t in solved.terms)
+    assert claimed <= solved.used_nbytes
+
+
+def test_a_floor_that_does_not_fit_is_refused_with_numbers(gqa):
+    windowed = gqa(8, full=1, windows=5, window=32)
+    with pytest.raises(errors.OutOfPages, match="a cap of 1 pages.*takes"):
+        limits = [budget.limit("memory", 8 * MIB)]
+        budget.solve(windowed, Topology(), limits, max_pages=1, window_ratio=1e-3)

@@ -93,3 +93,71 @@ def test_a_fraction_without_a_page_is_refused(hybrid):
     solved, members = planned(hybrid, MIB)
     with pytest.raises(errors.OutOfPages, match="target/state gets"):
         manage.divide(solved, members, "static_split", (1, 1, 1e-6))
+
+
+@pytest.mark.parametrize("kind", ["unified", "split"])
+@pytest.mark.parametrize("shares", [None, (9, 1), (1, 9)])
+def test_no_pool_is_divided_into_more_pages_than_its_cap(mix, kind, shares):
+    groups = mix(full=1, windowed=5).groups()
+    limits = [budget.limit("memory", 64 * MIB)]
+    load = dict(sequences=4, max_length=512, max_pages=30, kind=kind)
+    solved = budget.solve(groups, Topology(), limits, **load)
+    members = manage.members_of(groups, Topology(), "head_major", kind)
+    halves = manage.divide(solved, members, "static_split", shares)
+    assert max(pool.pages for pool in halves.pools) <= 30
+    assert all(group.pages for group in halves.groups)
+    for pool in halves.pools:
+        held = [n * k for n, k in zip(pool.num_vpages, pool.extents, strict=True)]
+        assert sum(held) == pool.pages
+
+
+@pytest.mark.parametrize("kind", ["unified", "split"])
+@pytest.mark.parametrize("dcp", [1, 2])
+@pytest.mark.parametrize("shares", [None, (9, 1), (1, 9)])
+def test_a_draft_has_pages_for_the_ids_of_the_quota_it_follows(mix, kind, dcp, shares):
+    topology = Topology(dcp=dcp)
+    groups = mix(full=1, windowed=5).groups()
+    drafts = mix(full=3, windowed=0, domain="draft").groups()
+    limits = [budget.limit("memory", 64 * MIB)]
+    load = dict(sequences=4, max_length=512, kind=kind, draft=drafts)
+    solved = budget.solve(groups, topology, limits, **load)
+    members = manage.members_of(groups, topology, "head_major", kind)
+    halves = manage.divide(solved, members, "static_split", shares)
+    (full,) = (group for group in halves.groups if group.lifecycle == "full")
+    assert halves.draft_pages == dcp * full.pages
+    assert halves.used_nbytes <= solved.used_nbytes <= 64 * MIB
+    rows = full.pages * full.page_size
+    claimed = sum(t.bytes_per_token * rows + t.fixed_bytes for t in halves.terms)
+    assert claimed == halves.used_nbytes
+
+
+def test_claims_of_a_divided_plan_are_what_its_pools_take(hybrid):
+    solved, members = planned(hybrid)
+    halves = manage.divide(solved, members, "static_split", (2, 1, 1))
+    rows = halves.groups[0].pages * 16
+    claimed = sum(t.bytes_per_token * rows + t.fixed_bytes for t in halves.terms)
+    assert claimed == halves.used_nbytes
+    assert [term.name for term in halves.terms] == [term.name for term in solved.terms]
+
+
+@pytest.mark.parametrize("ratio", [1e-3, 1e-300])
+def test_a_ratio_of_next_to_nothing_still_divides(mix, ratio):
+    groups = mix(full=1, windowed=5).groups()
+    limits = [budget.limit("memory", 64 * MIB)]
+    solved = budget.solve(groups, Topology(), limits, window_ratio=ratio)
+    members = manage.members_of(groups, Topology(), "head_major", "unified")
+    halves = manage.divide(solved, members, "static_split")
+    assert min(halves.pools[0].num_vpages) >= 1
+
+
+@pytest.mark.parametrize("share", [float("inf"), float("nan"), 0.0, -1.0])
+def test_a_share_that_is_no_positive_number_is_refused(hybrid, share):
+    solved, members = planned(hybrid)
+    with pytest.raises(errors.ConfigError, match="above zero and finite"):
+        manage.divide(solved, members, "static_split", (1, 1, share))
+
+
+def test_shares_whose_sum_no_float_holds_divide_all_the_same(hybrid):
+    solved, members = planned(hybrid)
+    thirds = manage.divide(solved, members, "static_split", (1e308,) * 3)
+    assert thirds == manage.divide(solved, members, "static_split", (1, 1, 1))
