@@ -23,6 +23,8 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
+import jax
+
 from experiments.device_worker import Job, perform
 from experiments.harness import Check, Record, RunConfig
 from experiments.kernels_offline import compiled
@@ -66,6 +68,8 @@ def run(config: Config) -> Iterator[Record]:
     if config.mode == "compile":
         yield compiled(pathlib.Path(sys.executable))
         return
+    if config.mode == "device":
+        _require_device()
     started = time.monotonic()
     for operation in config.operations or tuple(dispatch.OPERATIONS):
         job = _job(config, operation)
@@ -97,6 +101,19 @@ def _require_known(config: Config) -> None:
             )
 
 
+def _require_device() -> None:
+    """Refuse a machine without a CUDA device; take none of the device's memory."""
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # workers inherit it too
+    if jax.default_backend() != "gpu":
+        raise errors.ConfigError(
+            errors.say(
+                f"mode=device on {jax.default_backend()}",
+                "the kernels run on a CUDA device, and jax finds none here",
+                "Use --set mode=interpret or --set mode=compile, which need none",
+            )
+        )
+
+
 def _job(config: Config, operation: str) -> Job:
     interpreted = config.mode == "interpret"
     default = specs.TINY if interpreted else specs.MODELS
@@ -116,8 +133,6 @@ def _in_a_process(job: Job, seconds: float) -> tuple[list[dict], str | None]:
     if seconds <= 0:
         return [], "left out: the run's time was over"
     command = [sys.executable, "-m", "experiments.device_worker"]
-    # This process holds no memory of the device, and a worker takes what it needs.
-    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     try:
         done = subprocess.run(
             command,
@@ -125,7 +140,6 @@ def _in_a_process(job: Job, seconds: float) -> tuple[list[dict], str | None]:
             capture_output=True,
             text=True,
             timeout=seconds,
-            env=environment,
         )
     except subprocess.TimeoutExpired as expired:
         output = expired.stdout or b""

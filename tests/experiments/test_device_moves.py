@@ -22,6 +22,19 @@ def test_the_smoke_config_interprets_kernels(repo_root, tmp_path, monkeypatch):
     assert all("0 of" in c["detail"] for c in data["checks"] if "bytes" in c["name"])
 
 
+@pytest.fixture
+def on_a_device(monkeypatch):
+    """Let a run take this machine for one with a device."""
+    monkeypatch.setattr(device_moves, "_require_device", lambda: None)
+
+
+def test_a_machine_without_a_device_is_refused_with_the_dry_runs(monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    words = "mode=device on cpu.*mode=interpret"
+    with pytest.raises(device_moves.errors.ConfigError, match=words):
+        list(device_moves.run(config(mode="device")))
+
+
 def config(**changes) -> device_moves.Config:
     one = {"operations": ("gather_pages",), "models": ("tiny_half",)}
     return device_moves.Config(**{"mode": "interpret"} | one | changes)
@@ -36,7 +49,9 @@ def test_a_wrong_byte_fails_the_run(monkeypatch):
     assert [check.detail.split()[0] for check in wrong] == ["1"]
 
 
-def test_a_worker_that_dies_is_a_failed_check_with_its_last_word(monkeypatch):
+def test_a_worker_that_dies_is_a_failed_check_with_its_last_word(
+    monkeypatch, on_a_device
+):
     dead = subprocess.CompletedProcess([], 134, '{"case": "x"', "a\nmisaligned address")
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: dead)
     records = list(device_moves.run(config(mode="device")))
@@ -44,7 +59,9 @@ def test_a_worker_that_dies_is_a_failed_check_with_its_last_word(monkeypatch):
     assert not check.ok and check.detail == "exit status 134: misaligned address"
 
 
-def test_findings_and_figures_of_a_worker_become_records(monkeypatch, capsys):
+def test_findings_and_figures_of_a_worker_become_records(
+    monkeypatch, capsys, on_a_device
+):
     figures = {"kernel_us": 5.0, "moved_nbytes": 10, "tb_per_s": 4.0}
     figures |= {"of_copy": 0.9, "of_xla": 1.5}
     lines = [
@@ -60,7 +77,7 @@ def test_findings_and_figures_of_a_worker_become_records(monkeypatch, capsys):
     assert "0.9" in capsys.readouterr().out
 
 
-def test_what_had_no_time_left_is_said():
+def test_what_had_no_time_left_is_said(on_a_device):
     records = list(device_moves.run(config(mode="device", budget_s=0.0)))
     (check,) = records[0].checks
     assert not check.ok and "time was over" in check.detail
