@@ -68,12 +68,15 @@ def rows_of(arguments: Arguments) -> tuple[SegmentRow, ...]:
         rows = object_report.inspect(arguments.root, verify, **arguments.place)
     else:
         rows = store.inspect(arguments.root, verify)
-    return tuple(
-        row
-        for row in rows
-        if row.model_id.startswith(arguments.model)
-        and row.format_id.startswith(arguments.format)
-    )
+    models = _named(arguments.model, {row.model_id for row in rows})
+    rows = [row for row in rows if row.model_id in models]
+    formats = _named(arguments.format, {row.format_id for row in rows})
+    return tuple(row for row in rows if row.format_id in formats)
+
+
+def _named(start: str, ids: set[str]) -> set[str]:
+    """Return the id that was written out, or those that start so."""
+    return {start} if start in ids else {id_ for id_ in ids if id_.startswith(start)}
 
 
 def facts_of(rows: Sequence[SegmentRow]) -> store.Facts | None:

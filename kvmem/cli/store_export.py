@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvmem import store
+from kvmem import errors, store
 from kvmem.cli import store_tables
 from kvmem.cli.store_arguments import Arguments, bad, facts_of, verdict
 from kvmem.store import SegmentRow, chain_file, facts_file
@@ -29,6 +29,20 @@ def export(arguments: Arguments, rows: Sequence[SegmentRow]) -> int:
     ) as kept:
         chain = _chain(arguments, facts, kept.links())
         found = kept.get(chain.keys, chain.tokens)
+    if not chain.keys:
+        raise bad(
+            f"an export of what {arguments.tokens} says",
+            f"a chunk here is {facts.chunk_tokens} tokens, and the file has fewer",
+            "Give at least one whole chunk of tokens",
+        )
+    if not found.num_hit and found.reason in _NOT_READ:
+        raise errors.CorruptPage(
+            errors.say(
+                f"an export of {len(chain.keys)} chunks",
+                f"the first of them cannot be read ({found.reason}: {found.detail})",
+                "See kvmem store verify for what is damaged",
+            )
+        )
     if not found.num_hit:
         raise bad(
             f"an export of {len(chain.keys)} chunks",
@@ -78,8 +92,8 @@ def _chain(
 
 
 def _read_tokens(path: str) -> list[int]:
-    text = Path(path).read_text()
     try:
+        text = Path(path).read_text()
         found = json.loads(text) if text.lstrip().startswith("[") else text.split()
         return [int(each) for each in found]
     except (ValueError, TypeError) as error:

@@ -63,6 +63,14 @@ def open_bucket(
                 "Use s3:// (of any server that speaks it), or a folder",
             )
         )
+    if {".", ".."} & set(prefix.split("/")):
+        raise ConfigError(
+            say(
+                f"an object store at {url}",
+                "objects have names and no folders, so . and .. lead nowhere",
+                "Write the prefix out",
+            )
+        )
     spec = {"driver": "s3", "bucket": name, "use_conditional_write": True}
     spec["context"] = {"s3_request_retries": _RETRIES}
     if "AWS_ACCESS_KEY_ID" in os.environ:  # else files and the machine are asked too

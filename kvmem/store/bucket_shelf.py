@@ -155,9 +155,12 @@ class BucketShelf:
     def explain(self, held: Index) -> tuple[str, str]:
         """Say whether segments of another layout are here, and no more."""
         refused = [each.status for each in list(held.unusable.values())]
+        unread = refused.count("damaged") + refused.count("unreachable")
+        other = f"; {unread} segments cannot be read" if unread else ""
         if count := refused.count("version"):
-            return "format", f"; {count} segments are of another layout version"
-        return "not_found", ""
+            said = f"; {count} segments are of another layout version"
+            return "format", said + other
+        return "not_found", other
 
     def verify(self) -> tuple[SegmentReport, ...]:
         """Read everything of this model and format and report every segment."""

@@ -15,16 +15,21 @@ JSON, where the root explains it.
 """
 
 import json
+import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from kvmem.store.page_key import KEY_NBYTES, PageKey, link, seed
 from kvmem.store.parts import whole_id
 from kvmem.store.segment import Facts
+
+_OS_ERROR = re.compile(r"os error (\d+)")
 
 
 class Link(NamedTuple):
@@ -66,7 +71,11 @@ def write(
     records: np.ndarray,
     fields: dict[str, Any] | None,
 ) -> None:
-    """Write a chain's leading chunks, as many as there are records."""
+    """Write a chain's leading chunks, as many as there are records.
+
+    Raises:
+        OSError: the path cannot be written.
+    """
     num_chunks = len(records) // facts.chunk_tokens
     keys, tokens = chain.keys[:num_chunks], chain.tokens[:num_chunks]
     metadata = {
@@ -84,7 +93,13 @@ def write(
         "tokens": np.ascontiguousarray(tokens.reshape(-1), np.int32),
         "keys": table,
     }
-    safetensors.numpy.save_file(tensors, path, metadata)
+    try:
+        safetensors.numpy.save_file(tensors, path, metadata)
+    except safetensors.SafetensorError as error:
+        if code := _OS_ERROR.search(str(error)):
+            number = int(code[1])
+            raise OSError(number, os.strerror(number), str(path)) from error
+        raise
 
 
 def _is_first(facts: Facts, keys: Sequence[PageKey], tokens: np.ndarray) -> bool:

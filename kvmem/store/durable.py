@@ -49,14 +49,17 @@ def digest(data) -> bytes:
 def make_folder(path: Path, disk: Disk = DISK) -> None:
     """Make `path` and its missing parents, each durable in its own parent.
 
-    A folder that is there is synced in its parent all the same: whoever made it may
-    have died before that.
+    A folder that is there is synced in its parent all the same, where this user may:
+    whoever made it may have died before that.
     """
-    if not path.is_dir():
-        if not path.parent.is_dir():
-            make_folder(path.parent, disk)
-        with contextlib.suppress(FileExistsError):
-            disk.mkdir(path)
+    if path.is_dir():
+        with contextlib.suppress(PermissionError):
+            disk.sync(path.parent)
+        return
+    if not path.parent.is_dir():
+        make_folder(path.parent, disk)
+    with contextlib.suppress(FileExistsError):
+        disk.mkdir(path)
     disk.sync(path.parent)
 
 
@@ -130,6 +133,7 @@ class WriterLock:
 
     def __init__(self, path: Path):
         """Take the lock, or raise StoreLocked at once naming who holds it."""
+        self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, FILE_MODE)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,6 +159,21 @@ class WriterLock:
     def is_held(self) -> bool:
         """Say whether this object still holds the lock."""
         return self._descriptor is not None
+
+    def check(self) -> None:
+        """Raise StoreLocked if the file is another by now, which locks nobody out."""
+        mine = os.fstat(self._descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(mine, os.stat(self._path)):
+                return
+        raise StoreLocked(
+            say(
+                f"writing under the lock {self._path}",
+                "somebody deleted or replaced the file, so another writer may be at "
+                "work",
+                "Leave that file alone, close this store and open it again",
+            )
+        )
 
     def release(self) -> None:
         """Give the lock back; a second call does nothing."""

@@ -173,11 +173,15 @@ def file_nbytes(folder: Path) -> int:
 
 
 def names(folder: Path) -> Sequence[str]:
-    """Return the names in a store folder in the order in which they were given."""
+    """Return the names in a store folder in the order in which they were given.
+
+    Hidden files are the system's own.
+    """
     if not folder.is_dir():
         return ()
     return sorted(
-        (path.name for path in folder.iterdir()), key=lambda n: (number(n), n)
+        (path.name for path in folder.iterdir() if not path.name.startswith(".")),
+        key=lambda n: (number(n), n),
     )
 
 

@@ -15,6 +15,7 @@ continues, where a caller puts only what was missing.
 
 import collections
 import dataclasses
+import numbers
 import threading
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -84,6 +85,9 @@ class HostTier:
         Raises:
             ConfigError: `max_nbytes` does not hold a chunk, or no such memory.
         """
+        sizes = (max_nbytes, record_nbytes, chunk_tokens)
+        if not all(isinstance(n, numbers.Integral) for n in sizes) or min(sizes) < 1:
+            raise ConfigError(_no_sizes(*sizes))
         self.facts = Facts(model_id, format_id, int(chunk_tokens), int(record_nbytes))
         self.max_nbytes = int(max_nbytes)
         num_slots = self.max_nbytes // self.facts.row_nbytes
@@ -287,6 +291,15 @@ class HostTier:
         self._chains.forget(key)
         self._memory.free(chunk.slot)
         self._free.append(chunk.slot)
+
+
+def _no_sizes(max_nbytes, record_nbytes, chunk_tokens) -> str:
+    return say(
+        f"a host tier of max_nbytes={max_nbytes!r}, record_nbytes={record_nbytes!r}, "
+        f"chunk_tokens={chunk_tokens!r}",
+        "sizes are whole numbers above 0",
+        "Give bytes and tokens as integers",
+    )
 
 
 def _too_small(max_nbytes: int, facts: Facts) -> str:

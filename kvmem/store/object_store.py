@@ -17,7 +17,7 @@ With a budget, room is made as on a disk; without one, what a bucket costs is it
 owner's to limit.
 """
 
-from kvmem.errors import StoreLocked, say
+from kvmem.errors import ConfigError, StoreLocked, say
 from kvmem.store import bucket, object_root, root_folder
 from kvmem.store.bucket import Bucket
 from kvmem.store.bucket_shelf import BucketShelf
@@ -83,7 +83,16 @@ class ObjectStore(SegmentStore):
         """
         facts = Facts(model_id, format_id, int(chunk_tokens), int(record_nbytes))
         root_folder.check_facts(facts)
-        check_limits(max_nbytes=max_nbytes)
+        check_limits(max_nbytes=max_nbytes, lease_s=lease_s)
+        if not 0 < lease_s < float("inf"):
+            raise ConfigError(
+                say(
+                    f"lease_s={lease_s}",
+                    "a lease of no time holds nothing, and an endless one outlives a "
+                    "writer that died",
+                    f"Use seconds above 0, {LEASE_S:g} by default",
+                )
+            )
         objects = bucket.open_bucket(root, endpoint, region)
         if read_only:
             object_root.check(objects, chunk_tokens)

@@ -75,7 +75,7 @@ def seed(namespace: str, extras: Sequence[Extra] = ()) -> PageKey:
                 'Use for example f"{model_id}/{format_id}"',
             )
         )
-    message = _SEED + _sized(namespace.encode()) + _encode_extras(extras)
+    message = _SEED + _sized(_utf8(namespace)) + _encode_extras(extras)
     return PageKey(hashlib.sha256(message).digest())
 
 
@@ -180,13 +180,13 @@ def _encode_extra(extra: Extra) -> bytes:
             )
         )
     fields = [_encode_scalar(kind, value) for value in values]
-    return _sized(kind.encode()) + struct.pack("<Q", len(fields)) + b"".join(fields)
+    return _sized(_utf8(kind)) + struct.pack("<Q", len(fields)) + b"".join(fields)
 
 
 def _encode_scalar(kind: str, value: str | int | bytes) -> bytes:
     match value:
         case str() if value:
-            return b"s" + _sized(value.encode())
+            return b"s" + _sized(_utf8(value))
         case bytes() if value:
             return b"b" + _sized(value)
         case int() if not isinstance(value, bool):
@@ -198,6 +198,19 @@ def _encode_scalar(kind: str, value: str | int | bytes) -> bytes:
             "Leave the extra out where there is nothing to say",
         )
     )
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidId(
+            say(
+                f"{text!r} in a page key",
+                "half a surrogate pair has no UTF-8, so no two machines would agree",
+                "Pass text that can be encoded, or bytes",
+            )
+        ) from error
 
 
 def _sized(data: bytes) -> bytes:

@@ -110,6 +110,10 @@ class PageStore(SegmentStore):
     def _let_go(self) -> None:
         self._lock.release()
 
+    def _before_writing(self) -> None:
+        self._require_writer("put")
+        self._lock.check()
+
     def _require_writer(self, verb: str) -> None:
         if not self.writable:
             raise StoreLocked(

@@ -34,6 +34,7 @@ class Reader:
         tokens: np.ndarray,
         deadline: Callable[[], float],
         refresh: Callable[[], int],
+        is_patient: bool = True,
     ) -> GetResult:
         """Find, read and verify.
 
@@ -42,14 +43,15 @@ class Reader:
             tokens: i32[n, chunk_tokens].
             deadline: returns when a read that begins now must have come.
             refresh: takes in what other processes wrote; returns how many segments.
+            is_patient: whether a chunk that missed the deadline was given time at all.
         """
-        found = self._get(keys, tokens, deadline())
+        found = self._get(keys, tokens, deadline(), is_patient)
         if found.reason == "evicted" and refresh():
             # Rewritten elsewhere, perhaps: what this index says is out of date.
-            found = self._get(keys, tokens, deadline())
+            found = self._get(keys, tokens, deadline(), is_patient)
         return found
 
-    def _get(self, keys, tokens, deadline: float) -> GetResult:
+    def _get(self, keys, tokens, deadline: float, is_patient: bool) -> GetResult:
         places, reason, detail = self._find(keys, tokens)
         out = np.empty((len(places), self.facts.row_nbytes), np.uint8)
         faults = self._read(places, out, deadline)
@@ -58,7 +60,8 @@ class Reader:
             reason, detail = faults[num_hit]
             detail = f"{places[num_hit].segment.name}: {detail}"
         for i, fault in faults.items():
-            self._index.mask(keys[i], fault.reason, places[i])
+            if is_patient or fault.reason != "deadline":
+                self._index.mask(keys[i], fault.reason, places[i])
         records = out[:num_hit].reshape(-1, self.facts.record_nbytes)
         return GetResult(records, num_hit, reason, detail)
 

@@ -66,10 +66,21 @@ def inspect(root: str | Path, verify: bool = False) -> tuple[SegmentRow, ...]:
 
 def _rows(root: Path, verify: bool) -> Iterator[SegmentRow]:
     for model in _folders(root):
-        for format_ in _folders(model):
-            for name in folder_shelf.names(format_):
-                if row := _row(format_ / name, verify):
-                    yield row
+        try:
+            for format_ in _folders(model):
+                yield from _rows_of(format_, verify)
+        except PermissionError as error:
+            yield SegmentRow(model.name, "", "", "unreachable", (str(error),))
+
+
+def _rows_of(format_: Path, verify: bool) -> Iterator[SegmentRow]:
+    try:
+        for name in folder_shelf.names(format_):
+            if row := _row(format_ / name, verify):
+                yield row
+    except PermissionError as error:
+        ids = format_.parent.name, format_.name
+        yield SegmentRow(*ids, "", "unreachable", (str(error),))
 
 
 def _row(folder: Path, verify: bool) -> SegmentRow | None:

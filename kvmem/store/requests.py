@@ -42,10 +42,12 @@ def checked_rows(facts: Facts, num_chunks: int, records: np.ndarray) -> np.ndarr
     """Return the records as u8[num_chunks, row_nbytes], or raise FormatMismatch."""
     chunk, record = facts.chunk_tokens, facts.record_nbytes
     shapes = (num_chunks * chunk, record), (num_chunks, chunk, record)
-    if records.dtype != np.uint8 or records.shape not in shapes:
+    is_array = hasattr(records, "dtype") and hasattr(records, "shape")
+    if not is_array or records.dtype != np.uint8 or records.shape not in shapes:
+        what = f"{records.dtype}{list(records.shape)}" if is_array else type(records)
         raise FormatMismatch(
             say(
-                f"records {records.dtype}{list(records.shape)}",
+                f"records {what}",
                 f"{num_chunks} chunks of {chunk} tokens of {record} bytes are "
                 f"uint8{list(shapes[0])}",
                 "View the bytes as uint8, one record a token",

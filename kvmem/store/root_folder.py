@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 
 from kvmem.errors import ConfigError, CorruptPage, FormatMismatch, InvalidId, say
-from kvmem.store import durable
+from kvmem.store import durable, manifest
 from kvmem.store.index import Index
 from kvmem.store.io import DISK, Disk
 from kvmem.store.segment import Facts
@@ -75,7 +75,7 @@ def check_facts(facts: Facts) -> None:
     """Raise unless both identities can name folders and both sizes are sizes."""
     for role in ("model_id", "format_id"):
         identity = getattr(facts, role)
-        if not _SAFE_ID.fullmatch(identity):
+        if not isinstance(identity, str) or not is_id(identity):
             raise InvalidId(
                 say(
                     f"{role} {identity!r}",
@@ -95,6 +95,11 @@ def check_facts(facts: Facts) -> None:
             )
 
 
+def is_id(name: str) -> bool:
+    """Say whether a store could have given a folder this name."""
+    return bool(_SAFE_ID.fullmatch(name))
+
+
 def _read_meta(root: Path) -> tuple[int, int]:
     """Return layout version and chunk size."""
     try:
@@ -105,7 +110,7 @@ def _read_meta(root: Path) -> tuple[int, int]:
             say(
                 f"opening {root} read-only",
                 f"it has no {META}, so there is no store",
-                "Check the path, or open it once for writing",
+                _cure(root, "open it once for writing"),
             )
         ) from missing
     except (ValueError, KeyError, TypeError) as damage:
@@ -116,6 +121,17 @@ def _read_meta(root: Path) -> tuple[int, int]:
                 "Restore it; every segment's manifest says the chunk size",
             )
         ) from damage
+
+
+def _cure(root: Path, otherwise: str) -> str:
+    """Return what helps where the root's own file is missing."""
+    if not any(root.glob("*/*/*/" + manifest.NAME)):
+        return f"Check the path, or {otherwise}"
+    text = f'{{"kind": "kvmem store", "version": {VERSION}, "chunk_tokens": N}}'
+    return (
+        f"If this was a store, write {text} back as {META}, with the chunk_tokens that "
+        f"the {manifest.NAME} of any segment says"
+    )
 
 
 def _refuse_other_folder(root: Path) -> None:
@@ -130,7 +146,7 @@ def _refuse_other_folder(root: Path) -> None:
             say(
                 f"a page store in {root}",
                 f"there is something else: no {META} among what is there",
-                "Use an empty or a new folder",
+                _cure(root, "use an empty or a new folder"),
             )
         )
 
@@ -142,6 +158,13 @@ def explain(root: Path, facts: Facts, held: Index) -> tuple[str, str]:
     it is another model's, else "not_found".
     """
     refused = collections.Counter(each.status for each in list(held.unusable.values()))
+    reason, other = _explain(root, facts, held, refused)
+    if unread := refused["damaged"] + refused["unreachable"]:
+        other += f"; {unread} segments cannot be read"
+    return reason, other
+
+
+def _explain(root, facts, held, refused) -> tuple[str, str]:
     if refused["version"]:
         return (
             "format",

@@ -6,6 +6,7 @@ folder, `ObjectStore` on a bucket, and both answer in the same words.
 """
 
 import collections
+import numbers
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -160,15 +161,20 @@ class SegmentStore:
         Args:
             keys: n keys.
             tokens: i32[n, chunk_tokens] or flat; compared with those stored.
-            deadline_s: what has not come by then is a miss; the store's own if None.
+            deadline_s: what has not come by then is a miss; the store's own if None. At
+                0 nothing is waited for, and nothing is held against what did not come.
+
+        Raises:
+            ConfigError: a deadline that is no number from 0 up.
         """
+        check_limits(deadline_s=deadline_s)
         keys, tokens = checked_request(self.facts, keys, tokens)
         wait = self._deadline_s if deadline_s is None else deadline_s
 
         def deadline() -> float:
             return NEVER if wait is None else time.monotonic() + wait
 
-        found = self._reader.get(keys, tokens, deadline, self._take_in)
+        found = self._reader.get(keys, tokens, deadline, self._take_in, bool(wait))
         with self._index.lock:
             self._counts["hits"] += found.num_hit
             if found.reason:
@@ -288,9 +294,15 @@ class SegmentStore:
 def check_limits(**limits: float | None) -> None:
     """Raise unless every limit is a number that can be kept to."""
     for name, value in limits.items():
-        if value is not None and not value >= 0:
+        if value is None:
+            continue
+        if not isinstance(value, numbers.Real) or not value >= 0:
             raise ConfigError(
-                say(f"{name}={value}", "a limit is 0 or more", "Use a number from 0 up")
+                say(
+                    f"{name}={value!r}",
+                    "a limit is 0 or more",
+                    "Use a number from 0 up",
+                )
             )
 
 

@@ -22,6 +22,10 @@ class LockShare:
         """Say whether this share is held."""
         return self in self._holders
 
+    def check(self) -> None:
+        """Raise StoreLocked if the lock locks nobody out any more."""
+        self._lock.check()
+
     def release(self) -> None:
         """Give the share back, and the lock with the last one; again: nothing."""
         self._holders.discard(self)

@@ -10,16 +10,21 @@ what a done-callback does, even another put that it waits for, holds nothing up.
     future.result()                   # the result, or why there is none
 """
 
+import atexit
 import collections
 import concurrent.futures
 import contextlib
+import os
 import threading
 import time
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from kvmem.errors import Busy, say
 
+_writers: weakref.WeakSet["Writer"] = weakref.WeakSet()
 _BEGIN_S = 0.01  # look again so soon for the lease of a write that has not begun
 _LOOK_S = 1.0  # and so soon for whether anything is in flight
 
@@ -114,6 +119,8 @@ class Writer:
         self._running: tuple[Lease, PutFuture] | None = None
         self._turn = 0  # of the thread that may take jobs; others are late
         self._failed: list[tuple[PutFuture, BaseException]] = []
+        self._process = os.getpid()
+        _writers.add(self)
         self._telling: set[PutFuture] = set()  # over, and not told to the future yet
 
     @property
@@ -164,6 +171,17 @@ class Writer:
             failed, self._failed = self._failed, []
         unseen = [error for future, error in failed if not future.seen]
         return unseen[0] if unseen else None
+
+    def warn_of_loss(self) -> None:
+        """Say what a process that ends now takes with it."""
+        if self._process != os.getpid():
+            return  # a fork's copy: the puts are its parent's
+        failed = self.first_unseen_failure()
+        if count := self.in_flight:
+            warnings.warn(_lost(f"{count} puts in flight are lost"), stacklevel=2)
+        if failed:
+            why = f"a put failed and nobody asked ({failed!r})"
+            warnings.warn(_lost(why), stacklevel=2)
 
     def _start(self) -> None:
         self._turn += 1
@@ -218,3 +236,17 @@ class Writer:
         finally:
             with self._changed:
                 self._telling.discard(future)
+
+
+def _lost(what: str) -> str:
+    return say(
+        "the end of the process while a store is open",
+        what,
+        "Close the store, or ask every future for its result",
+    )
+
+
+@atexit.register
+def _warn() -> None:
+    for writer in list(_writers):
+        writer.warn_of_loss()

@@ -1,6 +1,6 @@
 """The writer's lease: who may write to an object store, and until when.
 
-    _writer.json    {"holder", "nonce", "until"}, changed by conditional puts only
+    _writer.json    {"holder", "nonce", "until", "seconds"}, by conditional puts only
 
 The law: at one time one lease is valid. A dead writer's runs out by itself and is then
 taken over; a live one's is renewed by its puts. Clocks of machines differ, so a lease
@@ -22,6 +22,7 @@ from kvmem.errors import StoreLocked, say
 from kvmem.store.bucket import Bucket
 
 NAME = "_writer.json"
+_SKEW_S = 60.0  # clocks that differ by more are wrong
 
 
 def take(bucket: Bucket, lease_s: float) -> "WriterLease":
@@ -88,6 +89,7 @@ class WriterLease:
             "holder": f"process {os.getpid()} on {socket.gethostname()}",
             "nonce": secrets.token_hex(8),
             "until": self._until,
+            "seconds": self.lease_s,
         }
         data = json.dumps(said).encode() + b"\n"
         self._generation = self._bucket.replace(NAME, data, generation)
@@ -98,9 +100,10 @@ def _unpack(data: bytes | None) -> dict:
     """Return what a lease says; one that cannot be read has run out."""
     try:
         said = json.loads(data or b"")
-        return {"holder": str(said["holder"]), "until": float(said["until"])}
+        until, seconds = float(said["until"]), float(said.get("seconds", "inf"))
+        return {"holder": str(said["holder"]), "until": until, "seconds": seconds}
     except (ValueError, KeyError, TypeError):
-        return {"holder": "nobody", "until": 0.0}
+        return {"holder": "nobody", "until": 0.0, "seconds": 0.0}
 
 
 def _locked(bucket: Bucket, held: dict) -> str:
@@ -109,5 +112,8 @@ def _locked(bucket: Bucket, held: dict) -> str:
         f"the writer's lease on {bucket.url}",
         f"a root has one writer at a time, and {held['holder']} is it "
         f"for {left:.0f} s more unless it renews",
-        "Close that store first, wait, or open this one with read_only=True",
+        "Close that store first, wait, or open this one with read_only=True"
+        if left <= held["seconds"] + _SKEW_S
+        else f"Its clock or this one is wrong, for it asked for {held['seconds']:g} s: "
+        f"mend the clock, or delete {NAME} when that writer is gone",
     )
