@@ -81,7 +81,15 @@ class Config:
         return self.partition.num_elements * item
 
     def groups(self) -> tuple[LifecycleGroup, ...]:
-        """Return the lifecycle groups of the model."""
+        """Return the lifecycle groups of the model.
+
+        A window that no text of serve.max_length outgrows is full attention, here and
+        in the store: its layers' records of all tokens are then one row with those of
+        full attention, and not a part of their own that keeps the trailing ones. So the
+        format id, which names the parts, is another on the two sides of a window's
+        length, where neither could read the other's records, and the same at all
+        lengths between two windows.
+        """
         layers = self.model.layer_specs(self.spec)
         return geometry.group_layers(
             layers, self.pool.page_size, max_length=self.serve.max_length
