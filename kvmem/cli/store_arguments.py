@@ -76,7 +76,11 @@ def rows_of(arguments: Arguments) -> tuple[SegmentRow, ...]:
 
 def _named(start: str, ids: set[str]) -> set[str]:
     """Return the id that was written out, or those that start so."""
-    return {start} if start in ids else {id_ for id_ in ids if id_.startswith(start)}
+    return (
+        {start}
+        if start and start in ids
+        else {id_ for id_ in ids if id_.startswith(start)}
+    )
 
 
 def facts_of(rows: Sequence[SegmentRow]) -> store.Facts | None:

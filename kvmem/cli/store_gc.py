@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvmem import settings, store
 from kvmem.cli import store_tables
-from kvmem.cli.store_arguments import Arguments, bad, facts_of, verdict
+from kvmem.cli.store_arguments import Arguments, facts_of, verdict
 from kvmem.store import SegmentRow, bucket, object_root, root_folder
 from kvmem.store.bucket import scheme_of
 
@@ -19,19 +19,16 @@ __all__ = ["gc"]
 
 
 def gc(arguments: Arguments, rows: Sequence[SegmentRow]) -> int:
-    """Tidy each model and format; a chunk that could not be read is damage."""
+    """Tidy each model and format; what could not be read is damage."""
     limit = arguments.max_nbytes
     most = settings.parse_nbytes(limit) if limit else None
-    chunk, reports = _chunk_tokens(arguments), []
+    chunk, reports, shut = _chunk_tokens(arguments), [], []
     for (model_id, format_id), mine in store_tables.grouped(rows).items():
+        if closed := [row for row in mine if not row.segment]:
+            shut += closed
+            continue
         if not (root_folder.is_id(model_id) and root_folder.is_id(format_id)):
             continue  # no store made that folder, and gc leaves strangers alone
-        if any(not row.segment for row in mine):
-            raise bad(
-                f"gc of {model_id}/{format_id}",
-                "; ".join(mine[0].problems),
-                "Let this user read the folder, or choose others with --model",
-            )
         facts = facts_of(mine)
         record = facts.record_nbytes if facts else 1  # nothing here has records
         ids = model_id, format_id, record, chunk
@@ -51,7 +48,9 @@ def gc(arguments: Arguments, rows: Sequence[SegmentRow]) -> int:
             print(
                 f"  {'unread':<9} {report['unread_nbytes']:,} B, which stay and count"
             )
-    return verdict(any(report["kept"] for report in reports))
+    if not arguments.json:
+        store_tables.show_problems(shut)
+    return verdict(bool(shut) or any(report["kept"] for report in reports))
 
 
 def _chunk_tokens(arguments: Arguments) -> int:

@@ -360,3 +360,62 @@ def test_a_process_with_one_cpu_device_reads_what_eight_wrote(
     )
     assert done.returncode == 0, done.stderr
     json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("out", ["no/such/folder/x", "."])
+def test_an_export_that_cannot_be_written_is_bad_input(fill, ask, tmp_path, out):
+    keys, *_ = fill(1)
+    code, said = ask("export", "--key", keys[0].hex(), "-o", str(tmp_path / out))
+    assert code == 2 and "fault of kvmem" not in said and str(tmp_path) in said
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [(b"1 2 3", "fewer"), (b"\xac\xff", "Write ids as a JSON list")]
+)
+def test_a_file_without_a_chunk_of_tokens_is_bad_input(
+    fill, ask, tmp_path, text, words
+):
+    fill(1)
+    (tmp_path / "t").write_bytes(text)
+    code, said = ask("export", "--tokens", str(tmp_path / "t"), "-o", "x")
+    assert code == 2 and words in said
+
+
+def test_an_export_whose_first_chunk_is_damaged_ends_with_1(fill, ask, root):
+    keys, *_ = fill(1)
+    (files,) = [p for p in root.rglob("*") if p.parent.name == "c"]
+    spoil(files.parent.parent, "c/0")
+    code, said = ask("export", "--key", keys[-1].hex(), "-o", "x")
+    assert code == 1 and "cannot be read (checksum" in said
+
+
+def test_an_id_that_is_written_out_is_that_one(fill, ask, tmp_path):
+    keys, *_ = fill(1)
+    fill(1, ids=("m2", "f"))
+    argv = ["export", "--key", keys[0].hex(), "-o", str(tmp_path / "o")]
+    assert ask(*argv, "--model", "m")[0] == 0
+
+
+def test_gc_leaves_folders_alone_that_no_store_made(fill, ask, root):
+    fill(1)
+    (root / "lost+found" / "x" / "y").mkdir(parents=True)
+    assert ask("gc")[0] == 0
+    assert (root / "lost+found" / "x" / "y").is_dir()
+
+
+def test_gc_tidies_the_others_where_one_folder_cannot_be_read(
+    fill, ask, root, monkeypatch
+):
+    fill(1, ids=("a", "f"))
+    fill(1)
+    folders = store.report._folders
+
+    def closed(folder):
+        if folder.name == "a":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return folders(folder)
+
+    monkeypatch.setattr("kvmem.store.report._folders", closed)
+    code, said = ask("gc")
+    assert code == 1 and "model  m" in said and "Permission denied" in said
+    assert ask("ls")[0] == 1
