@@ -120,6 +120,38 @@ def test_a_setting_that_would_do_nothing_is_refused():
         PoolConfig(reserve=1, fraction=0.5, memory=GIB)
     with pytest.raises(errors.ConfigError, match="machine_memory alone"):
         PoolConfig(machine_memory=GIB)
+    with pytest.raises(errors.ConfigError, match="memory_total and device_memory"):
+        PoolConfig(machine_memory=GIB, pages=4)
+
+
+@pytest.mark.case("BUD-04")
+@pytest.mark.parametrize(
+    ("limits", "machine", "fits"),
+    [
+        (dict(memory=GIB), 3 * GIB, True),
+        (dict(memory=GIB), 3 * GIB - 1, False),
+        (dict(memory=GIB, memory_total=GIB), 2 * GIB, True),
+        (dict(memory_total=2 * GIB), 2 * GIB, True),
+        (dict(memory_total=3 * GIB), 2 * GIB, False),
+        (dict(memory_by_rank=(GIB, 9 * GIB, GIB)), 3 * GIB, True),
+        (dict(memory_by_rank=(GIB, 9 * GIB, GIB)), 2 * GIB, False),
+        (dict(device_memory=4 * GIB), 12 * GIB, True),
+        (dict(device_memory=4 * GIB, reserve=GIB), 12 * GIB - 1, False),
+        (dict(device_memory=4 * GIB, memory=GIB), 3 * GIB, True),
+        (dict(device_memory=4 * GIB, fraction=0.5), 8 * GIB, True),
+        (dict(device_memory=4 * GIB, fraction=0.5), 6 * GIB, False),
+    ],
+)
+def test_the_smallest_limit_of_any_kind_is_held_against_the_machine(
+    limits, machine, fits
+):
+    made, topology = PoolConfig(machine_memory=machine, **limits), Topology(tp=3)
+    if fits:
+        plain = PoolConfig(**limits).limits(topology, GIB)
+        assert made.limits(topology, GIB) == plain
+        return
+    with pytest.raises(errors.IncompatiblePlan, match=f"{machine:,} B of this machine"):
+        made.limits(topology, GIB)
 
 
 def test_counts_start_at_one_and_are_refused_together():

@@ -164,7 +164,10 @@ class Budget:
     @property
     def limiting_rank(self) -> int | None:
         """The rank whose memory decided, None where every rank's did."""
-        return self.limit.rank if self.binding_limit == self.limit.name else None
+        if self.binding_limit != self.limit.name:
+            return None
+        ranks = [each.nbytes for each in self.limits if each.rank is not None]
+        return self.limit.rank if max(ranks, default=0) > self.limit.nbytes else None
 
     @property
     def largest_id(self) -> int:

@@ -4,6 +4,7 @@ PoolConfig(page_size=16, memory="2GiB").limits(Topology(tp=2), weight_nbytes=0)
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from kvmem import budget, errors, geometry, settings
@@ -37,7 +38,9 @@ class PoolConfig:
         device_memory: bytes of one rank's device, weights included.
         reserve: bytes of device_memory that are kept for other things.
         fraction: share that pools may take of what weights and reserve leave.
-        machine_memory: bytes of the one machine that all ranks share.
+        machine_memory: bytes of the one machine that all ranks share; what the
+            smallest limit asks for, once a rank, must fit (of device_memory with the
+            weights and the reserve).
         pages: a cap in pages, of every pool.
         poison: fill fresh pools with NaN bytes.
         checked: check every law of the books after every step.
@@ -70,15 +73,17 @@ class PoolConfig:
         if self.device_memory is None:
             idle += ["reserve"] * bool(self.reserve)
             idle += ["fraction"] * (self.fraction != 1.0)
-        if self.machine_memory is not None and self.memory is None:
-            idle.append("machine_memory")
+        taken = self.memory, self.memory_total, self.device_memory
+        if not self.memory_by_rank and all(each is None for each in taken):
+            idle += ["machine_memory"] * (self.machine_memory is not None)
         if idle:
             raise errors.ConfigError(
                 errors.say(
                     f"{', '.join(idle)} alone",
                     "reserve and fraction are of device_memory, and machine_memory "
-                    "is shared by ranks that take memory each",
-                    "Give device_memory or memory too",
+                    "is shared by ranks that take bytes of it",
+                    "Give device_memory too, or for machine_memory one of memory, "
+                    "memory_by_rank, memory_total and device_memory",
                 )
             )
 
@@ -97,11 +102,7 @@ class PoolConfig:
             OutOfPages: the weights leave nothing of the device.
         """
         limits = []
-        if self.memory is not None and self.machine_memory is not None:
-            limits.append(
-                budget.rank_limit("memory", self.memory, topology, self.machine_memory)
-            )
-        elif self.memory is not None:
+        if self.memory is not None:
             limits.append(budget.limit("memory", self.memory))
         if self.memory_by_rank:
             limits += budget.uneven_limits(
@@ -122,7 +123,23 @@ class PoolConfig:
                     )
                 )
             limits += self._device_limits(self.device_memory, weight_nbytes)
+        if self.machine_memory is not None:
+            self._require_machine(limits, topology, weight_nbytes, self.machine_memory)
         return tuple(limits)
+
+    def _require_machine(
+        self,
+        limits: Sequence[Limit],
+        topology: Topology,
+        weight_nbytes: int | None,
+        machine_nbytes: int,
+    ) -> None:
+        """Refuse the smallest limit if the machine has less than that for each rank."""
+        least = min(limits, key=lambda each: each.nbytes)
+        beside = 0
+        if least.name in ("device_memory", "fraction"):
+            beside = weight_nbytes + self.reserve
+        budget.rank_limit(least.name, least.nbytes + beside, topology, machine_nbytes)
 
     def _device_limits(self, nbytes: int, weight_nbytes: int) -> list[Limit]:
         """Return what a device leaves, and the share of it if one is set."""

@@ -25,6 +25,7 @@ from kvmem.settings import Table
 
 __all__ = ["FAMILIES", "CacheSpec", "layers", "read", "read_facts"]
 
+_MOST_HEADS = 65_536  # of all layers; each has a place in a page and is enumerated
 FP8 = "float8_e4m3fn"
 _FULL, _SLIDING, _LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
@@ -259,6 +260,12 @@ def _count_faults(facts: Mapping[str, Any]) -> list[str]:
     known = (_FULL, _LINEAR if facts["model_type"] == "qwen3_next" else _SLIDING)
     if facts["model_type"] == "deepseek_v32":
         known = (*known, "indexed_attention")
+    heads = facts.get("num_key_value_heads", facts.get("num_attention_heads", 1))
+    if count * heads > _MOST_HEADS:
+        found.append(
+            f"{count} layers of {heads} heads are {count * heads:,} in all, more than "
+            f"{_MOST_HEADS:,}"
+        )
     if len(types) != count:
         found.append(f"layer_types names {len(types)} layers of {count}")
     strange = sorted(set(types) - set(known))

@@ -39,6 +39,12 @@ def _are(value: Any, holds: Callable[[Any], bool]) -> bool:
 
 
 _COUNT = _Law("an integer >= 1", lambda v: _is_integer(v) and v >= 1)
+# Every row of every head of every layer has a place in a page, and is enumerated:
+# a typing error must not cost minutes. Published models have some 130 of either.
+_MOST = 512
+_FEW = _Law(
+    f"an integer from 1 to {_MOST:,}", lambda v: _is_integer(v) and 1 <= v <= _MOST
+)
 _SOME = _Law("an integer >= 0", lambda v: _is_integer(v) and v >= 0)
 _ID = _Law("a token id", _is_integer)
 _IDS = _Law(
@@ -55,9 +61,9 @@ GENERATION = {"eos_token_id": _IDS}
 FIELDS = GENERATION | {
     "hidden_size": _COUNT,
     "intermediate_size": _COUNT,
-    "num_hidden_layers": _COUNT,
-    "num_attention_heads": _COUNT,
-    "num_key_value_heads": _COUNT,
+    "num_hidden_layers": _FEW,
+    "num_attention_heads": _FEW,
+    "num_key_value_heads": _FEW,
     "head_dim": _COUNT,
     "vocab_size": _COUNT,
     "max_position_embeddings": _COUNT,
@@ -76,15 +82,21 @@ FIELDS = GENERATION | {
 CACHE = {  # what decides the sizes of a cache, in any family
     **dict.fromkeys(
         (
-            *("hidden_size", "num_hidden_layers", "num_attention_heads"),
-            *("num_key_value_heads", "head_dim", "vocab_size"),
+            *("hidden_size", "head_dim", "vocab_size"),
             *("max_position_embeddings", "model_max_length"),
             *("sliding_window", "sliding_window_pattern", "full_attention_interval"),
             *("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim"),
-            *("index_head_dim", "linear_conv_kernel_dim", "linear_num_key_heads"),
-            *("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
+            *("index_head_dim", "linear_conv_kernel_dim"),
+            *("linear_key_head_dim", "linear_value_head_dim"),
         ),
         _COUNT,
+    ),
+    **dict.fromkeys(
+        (
+            *("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+            *("linear_num_key_heads", "linear_num_value_heads"),
+        ),
+        _FEW,
     ),
     "use_sliding_window": _FLAG,
     "max_window_layers": _SOME,
@@ -95,7 +107,7 @@ CACHE = {  # what decides the sizes of a cache, in any family
     "model_type": _TEXT,
 }
 KDA = {
-    "num_heads": _COUNT,
+    "num_heads": _FEW,
     "head_dim": _COUNT,
     "short_conv_kernel_size": _COUNT,
     "kda_layers": _Law("a list of layers", lambda v: _are(v, _is_integer)),

@@ -122,6 +122,8 @@ def test_the_rank_with_the_least_memory_decides_and_is_named():
     assert solved.binding_limit == "memory_by_rank"
     capped = budget.solve(groups, topology, limits, max_pages=7)
     assert (capped.limiting_rank, capped.binding_limit) == (None, "max_pages")
+    equal = budget.uneven_limits("memory_by_rank", [3 * GIB, 3 * GIB], topology)
+    assert budget.solve(groups, topology, equal).limiting_rank is None
     with pytest.raises(errors.OutOfPages, match=r"rank 1"):
         small = budget.uneven_limits("memory_by_rank", [24 * GIB, 3], topology)
         budget.solve(groups, topology, small)

@@ -302,6 +302,18 @@ GQA = {
             MLA | {"model_type": "kimi_linear", "linear_attn_config": {"head_dim": 0}},
             ["linear_attn_config: head_dim is 0", "kda_layers is missing"],
         ),
+        (
+            GQA | {"num_key_value_heads": 2**31},
+            ["num_key_value_heads is 2147483648, not an integer from 1 to 512"],
+        ),
+        (
+            GQA | {"num_hidden_layers": 256, "num_key_value_heads": 257},
+            ["256 layers of 257 heads are 65,792 in all, more than 65,536"],
+        ),
+        (
+            GQA | {"num_hidden_layers": 513, "num_attention_heads": 10**30},
+            ["num_hidden_layers is 513", "num_attention_heads is 1000000000000"],
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused_all_at_once(facts, said):

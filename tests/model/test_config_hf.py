@@ -128,9 +128,15 @@ REFUSED = [
     ({"hidden_size": "64"}, "hidden_size is '64', not an integer >= 1"),
     ({"hidden_size": 64.5}, "hidden_size is 64.5, not an integer"),
     ({"hidden_size": True}, "hidden_size is True, not an integer"),
-    ({"num_attention_heads": 0}, "num_attention_heads is 0, not an integer >= 1"),
-    ({"num_hidden_layers": -1}, "num_hidden_layers is -1, not an integer >= 1"),
-    ({"num_key_value_heads": 0}, "num_key_value_heads is 0, not an integer >= 1"),
+    ({"num_attention_heads": 0}, "num_attention_heads is 0, not an integer from 1"),
+    (
+        {"num_hidden_layers": -1},
+        "num_hidden_layers is -1, not an integer from 1 to 512",
+    ),
+    (
+        {"num_key_value_heads": 0},
+        "num_key_value_heads is 0, not an integer from 1 to 512",
+    ),
     ({"head_dim": 0}, "head_dim is 0, not an integer >= 1"),
     ({"rms_norm_eps": "a"}, "rms_norm_eps is 'a', not a number > 0"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, not a number"),
