@@ -43,18 +43,24 @@ def test_digits_of_every_pass_add_up_to_the_number(dtype):
         assert not np.array_equal(one, whole)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("narrow", ["float16", "bfloat16", "float8_e4m3fn"])
-def test_a_cast_through_a_narrower_dtype_changes_numbers_of_every_row(dtype, narrow):
-    if dtype == narrow:
-        pytest.skip("no cast")
+@pytest.mark.parametrize(
+    "dtype, narrow",
+    [
+        ("float32", "float16"),
+        ("float32", "bfloat16"),
+        ("bfloat16", "float16"),
+        ("bfloat16", "float8_e4m3fn"),
+        ("float16", "float8_e4m3fn"),
+    ],
+)
+def test_a_cast_through_a_narrower_dtype_changes_nearly_every_number(dtype, narrow):
     made = group(dtype)
     given = records(made, numbers.logical(made, 40), 0)
     with np.errstate(over="ignore"):
         cast = given.view(np_dtype(dtype)).astype(np_dtype(narrow))
     cast = np.ascontiguousarray(cast.astype(np_dtype(dtype))).view(np.uint8)
     right, found = (numbers.from_digits(made, each, 0) for each in (given, cast))
-    assert (found != right).any(axis=1).all()
+    assert (found != right).mean() > 0.95  # nearly every element, whatever its number
 
 
 @pytest.mark.parametrize(
