@@ -11,7 +11,9 @@ from kvmem.geometry import LifecycleGroup, width
 __all__ = ["MAX_PAGES", "require_counts", "require_ids", "require_offsets"]
 __all__ += ["require_roles"]
 
-MAX_PAGES = 2**31 - 1  # page ids are int32, the null id one past the last among them
+# Page ids are int32, the null id one past the last among them; a count of pages and
+# its end stay below 2**31 - 1, as in kvmem.pool.init.
+MAX_PAGES = 2**31 - 2
 
 
 def require_roles(
@@ -46,29 +48,35 @@ def require_roles(
                     f"{draft.page_size}",
                     f"draft pages follow the target's, of {size} tokens, and a state "
                     "follows none",
-                    "Build the draft group with domain 'draft' and the same page_size, "
-                    "and put a draft's states among the groups",
+                    "Plan a draft with the target's page_size and without recurrent "
+                    "layers; for one that has them leave [draft] out, and take what "
+                    "they need off the memory",
                 )
             )
 
 
-def require_counts(
-    groups: Sequence[LifecycleGroup],
-    sequences: int | None,
-    window_ratio: float | None,
-    step: int,
-) -> None:
+def require_counts(groups: Sequence[LifecycleGroup], load: rows.Load) -> None:
     """Refuse states for nobody, and counts that count nothing."""
-    faults = []
+    faults, sequences, ratio = [], load.sequences, load.window_ratio
     paged = any(not group.is_state for group in groups)
     if sequences is None and paged and any(group.is_state for group in groups):
         faults.append("states without the number of sequences that have one")
     if sequences is not None and sequences < 1:
         faults.append(f"sequences = {sequences}")
-    if step < 1:
-        faults.append(f"step = {step}")
-    if window_ratio is not None and not 0 < window_ratio <= 1:
-        faults.append(f"window_ratio = {window_ratio}")
+    if load.step < 1:
+        faults.append(f"step = {load.step}")
+    if ratio is not None and not 0 < ratio <= 1:
+        faults.append(f"window_ratio = {ratio}")
+    kinds = {group.lifecycle.kind for group in groups}
+    if ratio is not None and "window" not in kinds:
+        raise errors.ConfigError(
+            errors.say(
+                f"window_ratio = {ratio} for groups of kind {', '.join(sorted(kinds))}",
+                "it is rows of windows a row of full attention, and decides nothing "
+                "for a model without windows",
+                "Leave window_ratio out",
+            )
+        )
     if faults:
         raise errors.ConfigError(
             errors.say(

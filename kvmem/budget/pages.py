@@ -118,6 +118,8 @@ class Budget:
         step_nbytes: bytes that one more row of pages would take.
         paddings: groups that waste more than an eighth of their pages.
         kind: "unified" (one page size for all) or "split" (each group its own).
+        split_tokens: of a unified plan, tokens of the first group that keeps all of
+            them if the plan were split; None where that is not more.
     """
 
     groups: tuple[GroupPages, ...]
@@ -132,6 +134,7 @@ class Budget:
     step_nbytes: int = 0
     paddings: tuple[Padding, ...] = ()
     kind: str = "unified"
+    split_tokens: int | None = None
 
     @property
     def limit(self) -> Limit:

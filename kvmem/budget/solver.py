@@ -3,12 +3,18 @@
 Costs come in two kinds. Some are owed before the first page: workspaces, and the state
 of every sequence that may run. Others grow with the tokens: a row of pages is one page
 of every group that keeps all tokens, and of windows as many as they still read. The
-law: fixed costs first, then whole rows while they fit; no limit is exceeded, and no
-window group makes the pool smaller than full attention would.
+law: fixed costs first, then whole rows while they fit, and no limit is exceeded.
+
+In a split plan a window is never charged more than full attention in its place would
+be. In a unified plan it may be: its pages are as long as the longest group's, and where
+most of one is padding, windows can cost more than they save. Nothing is changed behind
+the back of who asked for one pool; `Budget.split_tokens` says what pools of their own
+would hold, wherever that is more.
 
     solve(groups, Topology(), [limit("memory", 1 << 30)], sequences=8, max_length=2_048)
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
@@ -73,13 +79,38 @@ def solve(
             offsets, or a state that no page can be cut for.
         ConfigError: no limit, a group in the wrong role, or states for nobody.
     """
-    drafts = _as_groups(draft)
+    load = Load(sequences, snapshots, max_length, step, window_ratio)
+    asked = (groups, topology, tuple(limits), order, _as_groups(draft), max_pages)
+    solved = _solve(*asked, load, tuple(fixed), kind)
+    if kind == "split" or len(groups) == 1 or not limits:
+        return solved
+    try:
+        apart = _solve(*asked, load, tuple(fixed), "split")
+    except (errors.OutOfPages, errors.IncompatiblePlan):
+        return solved
+    lead = primary(groups)
+    tokens = apart.groups[lead].tokens
+    more = tokens > solved.groups[lead].tokens
+    return dataclasses.replace(solved, split_tokens=tokens if more else None)
+
+
+def _solve(
+    groups: Sequence[LifecycleGroup],
+    topology: Topology,
+    limits: tuple[Limit, ...],
+    order: str,
+    drafts: tuple[LifecycleGroup, ...],
+    max_pages: int | None,
+    load: Load,
+    fixed: tuple[Term, ...],
+    kind: str,
+) -> Budget:
+    """Solve what was asked, for one kind of pools."""
     bounds = len(limits) + (max_pages is not None)
     checks.require_roles(groups, drafts, bounds)
-    checks.require_counts(groups, sequences, window_ratio, step)
+    checks.require_counts(groups, load)
     members = parts.members_of(groups, topology, order, kind)
     checks.require_offsets(members)
-    load = Load(sequences, snapshots, max_length, step, window_ratio)
     first = primary(groups)
     needs = tuple(
         need_of(member.group, groups, first, topology, load) for member in members
@@ -106,7 +137,7 @@ def solve(
             for member, need in zip(members, needs, strict=True)
         ),
         terms=(*terms, *fixed),
-        limits=tuple(limits),
+        limits=limits,
         draft_pages=draft_pages,
         draft_page_nbytes=behind,
         max_pages=max_pages,

@@ -143,6 +143,7 @@ def _as_json(
     numbers = (
         *("kind", "pool_nbytes", "used_nbytes", "left_nbytes", "fixed_nbytes"),
         *("binding_limit", "limiting_rank", "draft_pages", "largest_id"),
+        "split_tokens",
     )
     rows = {
         name: [_row(row) for row in getattr(solved, name)] if solved else []

@@ -29,6 +29,8 @@ def show(out: console.Console, solved: Budget) -> None:
         )
     for padding in solved.paddings:
         print(_padding(solved, padding))
+    if solved.split_tokens is not None:
+        print(_apart(solved))
     print(_ids(solved))
 
 
@@ -154,6 +156,16 @@ def _padding(solved: Budget, padding: Padding) -> str:
         cures.append('a pool of its own (pool.kind = "split")')
     return said + ("; at most an eighth would with " + ", or ".join(cures)) * bool(
         cures
+    )
+
+
+def _apart(solved: Budget) -> str:
+    """Say what one pool for every group costs in tokens."""
+    targets = [group for group in solved.groups if group.domain == "target"]
+    held = [g for g in targets if g.lifecycle == "full"] or targets
+    return (
+        f"split gives {solved.split_tokens:,} tokens beside these {held[0].tokens:,} "
+        '(pool.kind = "split"): in one pool every page is as long as the longest'
     )
 
 

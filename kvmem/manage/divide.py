@@ -72,6 +72,7 @@ def divide(
         groups=_counted(solved, manager),
         terms=_claims(solved, members, manager, lead),
         draft_pages=draft_pages,
+        split_tokens=None,  # of a plan that nobody divided
     )
 
 

@@ -89,6 +89,8 @@ def test_the_claims_of_every_owner_are_at_most_the_whole(
         groups = (*groups, *drafts)
     if draft == "own pool":
         plan = plan | {"draft": drafts}
+    if all(group.lifecycle.kind != "window" for group in groups):
+        plan = plan | {"window_ratio": None}
     fixed = [Term("workspace", "step", 0, workspace)]
     try:
         solved = budget.solve(

@@ -352,3 +352,36 @@ def test_a_floor_that_does_not_fit_is_refused_with_numbers(gqa):
     with pytest.raises(errors.OutOfPages, match="a cap of 1 pages.*takes"):
         limits = [budget.limit("memory", 8 * MIB)]
         budget.solve(windowed, Topology(), limits, max_pages=1, window_ratio=1e-3)
+
+
+@pytest.mark.case("BUD-07")
+@pytest.mark.parametrize("nbytes", [2 * MIB, 5 * MIB, 40 * MIB])
+@pytest.mark.parametrize("full", [1, 4, 10])
+@pytest.mark.parametrize("window", [128, 100_000])
+def test_windows_hold_what_full_attention_would_or_the_plan_says_who_does(
+    gqa, nbytes, full, window
+):
+    limits = [budget.limit("memory", nbytes)]
+    load = dict(sequences=3, max_length=500, step=8)
+    windowed = gqa(16, full=full, windows=5, window=window)
+    everything = (
+        budget.solve(gqa(16, full=full + 5), Topology(), limits, **load)
+        .groups[0]
+        .tokens
+    )
+    split = budget.solve(windowed, Topology(), limits, kind="split", **load)
+    one = budget.solve(windowed, Topology(), limits, **load)
+    (apart, held) = (
+        next(g.tokens for g in plan.groups if g.lifecycle == "full")
+        for plan in (split, one)
+    )
+    assert apart >= everything
+    assert one.split_tokens == (apart if apart > held else None)
+    assert held >= everything or one.split_tokens >= everything
+    assert one.kind == "unified" and split.split_tokens is None
+
+
+def test_a_ratio_that_decides_nothing_is_refused(gqa):
+    limits = [budget.limit("memory", MIB)]
+    with pytest.raises(errors.ConfigError, match="kind full.*without windows"):
+        budget.solve(gqa(16), Topology(), limits, window_ratio=0.5)

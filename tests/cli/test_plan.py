@@ -68,14 +68,14 @@ def test_a_plan_names_each_claim_the_rounding_and_the_limit(llama_config, plan, 
 
 
 def test_a_plan_of_as_many_pages_as_ids_tell_apart_is_exact(llama_config, plan, capsys):
-    argv = (llama_config(), "--pages", str(2**31 - 1), "--page-size", "1024")
+    argv = (llama_config(), "--pages", str(2**31 - 2), "--page-size", "1024")
     found = plan(*argv)
-    nbytes = (2**31 - 1) * 131_072 * 1_024
-    assert found["groups"][0]["pages"] == 2**31 - 1
+    nbytes = (2**31 - 2) * 131_072 * 1_024
+    assert found["groups"][0]["pages"] == 2**31 - 2
     assert (found["used_nbytes"], found["left_nbytes"]) == (nbytes, 0)
     assert found["binding_limit"] == "pages"
     assert cli.main(["plan", *argv]) == 0
-    assert "a page = 2,147,483,647.00, so" in capsys.readouterr().out
+    assert "a page = 2,147,483,646.00, so" in capsys.readouterr().out
 
 
 def test_a_checkpoints_config_plans_on_eight_ranks(llama_config, plan):
@@ -139,9 +139,9 @@ def test_a_plan_that_cannot_be_is_bad_input_and_says_what_works(llama_config, ca
     [
         (
             ["--pages", str(10**21)],
-            "page ids are int32, which tell 2,147,483,647 pages",
+            "page ids are int32, which tell 2,147,483,646 pages",
         ),
-        (["--pages", str(2**31)], "a pool of 2,147,483,648 pages of 16 tokens"),
+        (["--pages", str(2**31 - 1)], "a pool of 2,147,483,647 pages of 16 tokens"),
         (["--memory", "100000TiB"], "a pool of 52,428,800,000 pages of 16 tokens"),
         (["--memory", "1KiB"], "one page of 16 tokens takes 2,097,152 B"),
         ([], "a pool without a size"),
@@ -323,3 +323,29 @@ def test_facts_are_settings_with_sources(preset, capsys):
     assert rows["model.facts.kv_lora_rank"] == {"value": 256, "source": "--set"}
     heads = rows["model.facts.linear_attn_config.num_heads"]
     assert heads["value"] == 32 and heads["source"].startswith("file ")
+
+
+@pytest.mark.case("BUD-07")
+def test_one_pool_that_holds_less_than_several_says_so(preset, plan, capsys):
+    argv = (preset("gemma3_27b"), "--memory", "2GiB", "--kind")
+    one, apart = plan(*argv, "unified"), plan(*argv, "split")
+    (tokens,) = (g["tokens"] for g in apart["groups"] if g["name"] == "full")
+    assert one["split_tokens"] == tokens == 4_224  # as full attention everywhere
+    assert apart["split_tokens"] is None
+    assert cli.main(["plan", *argv, "unified"]) == 0
+    said = capsys.readouterr().out
+    assert f"split gives {tokens:,} tokens beside these 2,512" in said
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("--window-ratio", "0.001", "--manager", "static_split"), None),
+        (("--set", "pool.shares=[1,inf]", "--manager", "static_split"), "finite"),
+    ],
+)
+def test_odd_shares_and_ratios_end_in_words(preset, capsys, argv, said):
+    code = cli.main(["plan", preset("gemma3_tiny"), *argv])
+    found = capsys.readouterr()
+    assert code == (0 if said is None else 2)
+    assert (said or "") in found.err
