@@ -10,7 +10,7 @@ CUDA_FLOOR := $(FLOOR) jax-cuda13-plugin==0.11.2 jax-cuda13-pjrt==0.11.2
 PYTEST := -m pytest --numprocesses=2 --dist=loadfile
 export PYTHON
 
-.PHONY: help demo test test-all test-floor test-kernels lint format venv
+.PHONY: help demo test test-all test-floor test-kernels lint format venv venv-kernels
 
 help:
 	@echo 'make demo        write a conversation at TP=3, continue it at TP=1 and TP=9'
@@ -34,9 +34,11 @@ test-floor:
 	@.ci/make_venv .venvs/floor $(FLOOR)
 	.venvs/floor/bin/python $(PYTEST)
 
-test-kernels:
+venv-kernels:
 	@.ci/make_venv .venvs/cuda $(CUDA)
 	@.ci/make_venv .venvs/cuda-floor $(CUDA_FLOOR)
+
+test-kernels: venv-kernels
 	.venvs/cuda/bin/python -m pytest tests/pallas_kernels --long
 	.venvs/cuda-floor/bin/python -m pytest tests/pallas_kernels --long
 
