@@ -248,22 +248,24 @@ def test_a_write_that_was_given_up_never_gets_its_name(open_store, make_chunks, 
     chunks, disk = make_chunks(2), Hooked("mkdir")
     st = open_store(io=disk, lease_s=0.3)
     disk.hook = lambda: gate.wait(30)
-    named = threading.Event()
+    named, gone = threading.Event(), threading.Event()
     records, perform = chunks.records.copy(), disk.perform
 
     def noting(step, action):
         if step.verb == "rename":
             named.set()
-        return perform(step, action)
+        try:
+            return perform(step, action)
+        finally:
+            if step.verb == "remove":
+                gone.set()
 
     disk.perform = noting
     with pytest.raises(Busy):
         st.put(chunks.keys, chunks.tokens, records)
     records[:] = records[::-1].copy()
     gate.set()
-    deadline = time.monotonic() + 20
-    while any(st._folder.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert gone.wait(60)
     assert list(st._folder.iterdir()) == [] and not named.is_set()
 
 
@@ -271,7 +273,7 @@ def test_records_that_changed_after_the_call_are_not_sealed_as_right(
     open_store, make_chunks
 ):
     """A caller that stopped waiting has its buffer back while the write goes on."""
-    chunks, disk = make_chunks(2), Hooked()
+    chunks, disk = make_chunks(2), Hooked("mkdir")
     st, records = open_store(io=disk), chunks.records.copy()
 
     def change():
