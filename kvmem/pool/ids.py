@@ -6,6 +6,7 @@ becomes page 5. So every verb passes what it is given through `as_ids`.
 
     as_ids([0, 3, 6], "vpages")             # np.int32[3]
     as_ids(np.int64([1 << 32]), "vpages")   # InvalidId, naming 4294967296
+    as_group(1.0, 2)                        # InvalidId: groups are integers
 """
 
 import jax
@@ -14,29 +15,40 @@ import numpy as np
 from kvmem import errors
 from kvmem.pool import dispatch
 
-__all__ = ["as_host_ids", "as_ids", "require_one_part"]
+__all__ = ["as_group", "as_host_ids", "as_ids", "as_size", "is_integer"]
+__all__ += ["require_one_part"]
 
 _INT32 = np.iinfo(np.int32)
 
 
-def as_ids(values: jax.typing.ArrayLike, name: str) -> jax.Array | np.ndarray:
+def as_ids(
+    values: jax.typing.ArrayLike, name: str, ndim: int | None = None
+) -> jax.Array | np.ndarray:
     """Return `values` as int32 for a device verb; arrays of jax pass untouched.
 
+    Args:
+        values, name: the ids, and what a refusal calls them.
+        ndim: how many axes they have, any number if None.
+
     Raises:
-        InvalidId: not integers, or an integer that int32 does not hold.
+        InvalidId: not integers, an integer that int32 does not hold, or other axes.
     """
     if isinstance(values, jax.Array):
         if values.dtype != np.int32:
             raise _not_int32(name, values.dtype)
+        _require_axes(name, values.shape, ndim)
         return values
-    return as_host_ids(values, name)
+    return as_host_ids(values, name, ndim)
 
 
-def as_host_ids(values: np.typing.ArrayLike, name: str) -> np.ndarray:
+def as_host_ids(
+    values: np.typing.ArrayLike, name: str, ndim: int | None = None
+) -> np.ndarray:
     """Return `values` as np.int32; refuse what is traced, or does not fit.
 
     Raises:
-        InvalidId: a tracer, not integers, or an integer that int32 does not hold.
+        InvalidId: a tracer, not integers, an integer that int32 does not hold, rows of
+            several lengths, or other axes than `ndim`.
     """
     if dispatch.is_traced(values):
         raise errors.InvalidId(
@@ -46,7 +58,17 @@ def as_host_ids(values: np.typing.ArrayLike, name: str) -> np.ndarray:
                 "Call it outside jit, or use the verbs of kvmem.pool on a Pool there",
             )
         )
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as error:
+        raise errors.InvalidId(
+            errors.say(
+                f"{name} that are no array ({error})",
+                "ids are int32 in rows of one length",
+                "Pad shorter rows with null, the id one past the last",
+            )
+        ) from error
+    _require_axes(name, array.shape, ndim)
     if array.size == 0:
         return np.zeros(array.shape, np.int32)
     if array.dtype == np.int32:
@@ -67,6 +89,45 @@ def as_host_ids(values: np.typing.ArrayLike, name: str) -> np.ndarray:
     return array.astype(np.int32)
 
 
+def is_integer(value: object) -> bool:
+    """Say whether a host value counts something: an integer, and no truth value."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def as_group(group: int, count: int) -> int:
+    """Return the index of one of `count` groups.
+
+    Raises:
+        InvalidId: no integer, or none of them.
+    """
+    if is_integer(group) and 0 <= group < count:
+        return int(group)
+    raise errors.InvalidId(
+        errors.say(
+            f"group {group} of a pool of {count}",
+            "groups are counted from zero",
+            f"Use a group from 0 to {count - 1}",
+        )
+    )
+
+
+def as_size(value: int, name: str) -> int:
+    """Return a width that is known before anything runs.
+
+    Raises:
+        ConfigError: no integer, or a negative one.
+    """
+    if is_integer(value) and value >= 0:
+        return int(value)
+    raise errors.ConfigError(
+        errors.say(
+            f"{name}={value!r}",
+            "it is the width of an array, which a program is compiled for",
+            "Give an integer >= 0",
+        )
+    )
+
+
 def require_one_part(extent: int, group: int) -> None:
     """Refuse one physical page for a virtual page that has several.
 
@@ -82,6 +143,19 @@ def require_one_part(extent: int, group: int) -> None:
                 "Use translate_parts, which gives them all",
             )
         )
+
+
+def _require_axes(name: str, shape: tuple[int, ...], ndim: int | None) -> None:
+    if ndim is None or len(shape) == ndim:
+        return
+    words = ("one number", "one number a lane, i32[n]")[ndim]
+    raise errors.InvalidId(
+        errors.say(
+            f"{name} of shape {list(shape)}",
+            f"{name} is {words}",
+            f"Give {ndim} axes, or call once a row",
+        )
+    )
 
 
 def _not_int32(name: str, dtype: np.dtype) -> errors.InvalidId:

@@ -18,8 +18,8 @@ import numpy as np
 
 from kvmem import errors
 from kvmem.pool import refusals
-from kvmem.pool.ids import as_host_ids, require_one_part
-from kvmem.pool.state import Pool
+from kvmem.pool.ids import as_group, as_host_ids, as_size, require_one_part
+from kvmem.pool.state import Pool, settled_sizes
 
 __all__ = ["Ledger", "LedgerGroup"]
 
@@ -54,7 +54,7 @@ class Ledger:
     """The host's `Pool`, without the bytes: the same books and the same verbs.
 
     Args:
-        num_pages, num_vpages, extents: as in `init`.
+        num_pages, num_vpages, extents: as in `init`, and refused as there.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class Ledger:
         num_vpages: tuple[int, ...] | None = None,
         extents: tuple[int, ...] | None = None,
     ):
-        counts = (num_pages,) if num_vpages is None else tuple(num_vpages)
-        extents = (1,) * len(counts) if extents is None else tuple(extents)
+        sizes = {"num_pages": num_pages}
+        counts, extents = settled_sizes(sizes, num_vpages, extents)
         self.groups = [
             LedgerGroup(count, num_pages, extent)
             for count, extent in zip(counts, extents, strict=True)
@@ -115,9 +115,11 @@ class Ledger:
 
         Raises:
             OutOfPages: too few pages are free, or exist.
-            ConfigError: a want outside [0, max_pages].
+            ConfigError: a want outside [0, max_pages], or a width that is none.
+            InvalidId: no such group, or a want that is not i32[S].
         """
-        books, want = self._group(group), as_host_ids(want, "want")
+        books, want = self._group(group), as_host_ids(want, "want", 1)
+        max_pages = as_size(max_pages, "max_pages")
         if want.size and not 0 <= want.min() <= want.max() <= max_pages:
             raise errors.ConfigError(
                 errors.say(
@@ -170,7 +172,8 @@ class Ledger:
             OutOfPages: no page is left for the copy.
             InvalidId: an id that nobody holds, or a column that holds no page.
         """
-        books, vpages = self._group(group), as_host_ids(vpages, "vpages")
+        books, vpages = self._group(group), as_host_ids(vpages, "vpages", 1)
+        copied = int(as_host_ids(copied, "copied", 0))
         refusals.require_held(
             "fork", group, books, refusals.without_padding(books, vpages)
         )
@@ -262,15 +265,7 @@ class Ledger:
         )
 
     def _group(self, group: int) -> LedgerGroup:
-        if not 0 <= group < len(self.groups):
-            raise errors.InvalidId(
-                errors.say(
-                    f"group {group} of a pool of {len(self.groups)}",
-                    "groups are counted from zero",
-                    f"Use a group from 0 to {len(self.groups) - 1}",
-                )
-            )
-        return self.groups[group]
+        return self.groups[as_group(group, len(self.groups))]
 
     def _is_pinned(self) -> np.ndarray:
         """Return bool[P]: which pages are held in place."""

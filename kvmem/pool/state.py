@@ -17,6 +17,7 @@ hold. Pools of their own are the same type, once a group.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -27,8 +28,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from kvmem import errors
 from kvmem.budget import Budget
 from kvmem.geometry import Topology
+from kvmem.pool.ids import is_integer
 
-__all__ = ["POISON", "GroupBooks", "Pool", "from_budget", "init"]
+__all__ = ["POISON", "GroupBooks", "Pool", "from_budget", "init", "settled_sizes"]
 
 # NaN in bf16, f16, f32, both fp8 types and e8m0.
 POISON = 0xFF
@@ -126,18 +128,18 @@ def init(
             are replicated over the same mesh.
 
     Raises:
-        ConfigError: a size below 1, one that int32 ids cannot address, not one extent
-            a group, or a sharding that cuts pages or bytes.
+        ConfigError: a size that is no integer, below 1, or one that int32 ids cannot
+            address; not one extent a group; a sharding that cuts pages or bytes, or
+            over more devices than divide the ranks.
     """
-    num_vpages = (num_pages,) if num_vpages is None else tuple(num_vpages)
-    extents = (1,) * len(num_vpages) if extents is None else tuple(extents)
-    _require_sizes(num_pages, page_nbytes, ranks, num_vpages, extents)
-    _require_rank_axis(sharding)
-    sizes = tuple(zip(num_vpages, extents, strict=True))
+    sizes = {"num_pages": num_pages, "page_nbytes": page_nbytes, "ranks": ranks}
+    num_vpages, extents = settled_sizes(sizes, num_vpages, extents)
+    _require_rank_axis(sharding, ranks)
+    shapes = tuple(zip(num_vpages, extents, strict=True))
 
     def build() -> Pool:
         fill = POISON if poison else 0
-        books = tuple(_empty_books(num_pages, *size) for size in sizes)
+        books = tuple(_empty_books(num_pages, *shape) for shape in shapes)
         owner = jnp.array([[len(num_vpages), max(num_vpages)]], jnp.int32)
         return Pool(
             pages=jnp.full((ranks, num_pages, page_nbytes), fill, jnp.uint8),
@@ -234,8 +236,10 @@ def _placements(
     return dataclasses.replace(placed, pages=spell(3, *sharding.spec[:1]))
 
 
-def _require_rank_axis(sharding: NamedSharding | None) -> None:
-    if sharding is not None and any(axis is not None for axis in sharding.spec[1:]):
+def _require_rank_axis(sharding: NamedSharding | None, ranks: int) -> None:
+    if sharding is None:
+        return
+    if any(axis is not None for axis in sharding.spec[1:]):
         raise errors.ConfigError(
             errors.say(
                 f"pages sharded as {sharding.spec}",
@@ -243,14 +247,51 @@ def _require_rank_axis(sharding: NamedSharding | None) -> None:
                 'Use PartitionSpec("tp") or PartitionSpec(("tp", "dcp"))',
             )
         )
+    axes = sharding.spec[0] if len(sharding.spec) else None
+    names = (axes,) if isinstance(axes, str) else axes or ()
+    devices = math.prod(sharding.mesh.shape[name] for name in names)
+    if ranks % devices:
+        raise errors.ConfigError(
+            errors.say(
+                f"{ranks} ranks over {devices} devices, {sharding.spec}",
+                "every device holds as many ranks",
+                f"Use a multiple of {devices} ranks, or a mesh of their number",
+            )
+        )
+
+
+def settled_sizes(
+    sizes: dict[str, int],
+    num_vpages: tuple[int, ...] | None,
+    extents: tuple[int, ...] | None,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the virtual pages and the extent of each group, as `init` takes them.
+
+    Args:
+        sizes: by name, "num_pages" among them.
+        num_vpages, extents: as in `init`.
+
+    Raises:
+        ConfigError: as `init` says.
+    """
+    num_vpages = (sizes["num_pages"],) if num_vpages is None else num_vpages
+    for name, each in (("num_vpages", num_vpages), ("extents", extents)):
+        if not isinstance(each, tuple | list | None):
+            raise errors.ConfigError(
+                errors.say(
+                    f"{name}={each!r}",
+                    "each group has a size of its own",
+                    "Give a tuple, one integer a group",
+                )
+            )
+    num_vpages = tuple(num_vpages)
+    extents = (1,) * len(num_vpages) if extents is None else tuple(extents)
+    _require_sizes(sizes, num_vpages, extents)
+    return num_vpages, extents
 
 
 def _require_sizes(
-    num_pages: int,
-    page_nbytes: int,
-    ranks: int,
-    num_vpages: tuple[int, ...],
-    extents: tuple[int, ...],
+    sizes: dict[str, int], num_vpages: tuple[int, ...], extents: tuple[int, ...]
 ) -> None:
     if len(extents) != len(num_vpages):
         raise errors.ConfigError(
@@ -260,10 +301,13 @@ def _require_sizes(
                 "Give one extent a group, 1 where an envelope fits a page",
             )
         )
-    sizes = {"num_pages": num_pages, "page_nbytes": page_nbytes, "ranks": ranks}
-    sizes |= {f"num_vpages[{i}]": count for i, count in enumerate(num_vpages)}
+    sizes = sizes | {f"num_vpages[{i}]": count for i, count in enumerate(num_vpages)}
     sizes |= {f"extents[{i}]": extent for i, extent in enumerate(extents)}
-    wrong = [f"{name}={n}" for name, n in sizes.items() if not 1 <= n < _INT32_MAX]
+    wrong = [
+        f"{name}={n!r}"
+        for name, n in sizes.items()
+        if not (is_integer(n) and 1 <= n < _INT32_MAX)
+    ]
     if wrong or not num_vpages:
         raise errors.ConfigError(
             errors.say(

@@ -21,10 +21,9 @@ import math
 import jax
 import jax.numpy as jnp
 
-from kvmem import errors
 from kvmem.pool import books as kept
 from kvmem.pool import dispatch, moves
-from kvmem.pool.ids import as_ids, require_one_part
+from kvmem.pool.ids import as_group, as_ids, as_size, require_one_part
 from kvmem.pool.state import POISON, Pool
 
 __all__ = [
@@ -54,9 +53,14 @@ def handout(
         The pool; vpages i32[S, max_pages], null beyond `want`; ok bool[]: False when
         pages ran short for any, or a `want` is out of range: then all are null and the
         pool is unchanged.
+
+    Raises:
+        InvalidId: no such group, or a `want` that is not i32[S].
+        ConfigError: a width that is no integer >= 0.
     """
-    _require_group(pool, group)
-    return dispatch.call(_handout, pool, group, as_ids(want, "want"), max_pages)
+    group = as_group(group, len(pool.groups))
+    want, max_pages = as_ids(want, "want", 1), as_size(max_pages, "max_pages")
+    return dispatch.call(_handout, pool, group, want, max_pages)
 
 
 def release(
@@ -72,7 +76,7 @@ def release(
     Returns:
         The pool; rejected bool, of the shape of `vpages`.
     """
-    _require_group(pool, group)
+    group = as_group(group, len(pool.groups))
     return dispatch.call(_release, pool, group, as_ids(vpages, "vpages"))
 
 
@@ -83,7 +87,7 @@ def retain(
 
     Ids beyond the end are padding, negative ones rejected.
     """
-    _require_group(pool, group)
+    group = as_group(group, len(pool.groups))
     return dispatch.call(_retain, pool, group, as_ids(vpages, "vpages"))
 
 
@@ -105,8 +109,8 @@ def fork(
         The pool; vpages i32[M] of the second sequence; ok bool[]: False when no page is
         left for the copy, or an id is not held: then all are null, the pool unchanged.
     """
-    _require_group(pool, group)
-    vpages, copied = as_ids(vpages, "vpages"), as_ids(copied, "copied")
+    group = as_group(group, len(pool.groups))
+    vpages, copied = as_ids(vpages, "vpages", 1), as_ids(copied, "copied", 0)
     return dispatch.call(_fork, pool, group, vpages, copied)
 
 
@@ -124,7 +128,7 @@ def pin(pool: Pool, group: int, vpages: jax.typing.ArrayLike) -> tuple[Pool, jax
     Returns:
         The pool; rejected bool, of the shape of `vpages`.
     """
-    _require_group(pool, group)
+    group = as_group(group, len(pool.groups))
     return dispatch.call(_pin, pool, group, as_ids(vpages, "vpages"))
 
 
@@ -139,7 +143,7 @@ def unpin(
     Returns:
         The pool; rejected bool, of the shape of `vpages`.
     """
-    _require_group(pool, group)
+    group = as_group(group, len(pool.groups))
     return dispatch.call(_unpin, pool, group, as_ids(vpages, "vpages"))
 
 
@@ -149,7 +153,7 @@ def translate(pool: Pool, group: int, vpages: jax.typing.ArrayLike) -> jax.Array
     Raises:
         IncompatiblePlan: a virtual page of this group has more than one part.
     """
-    _require_group(pool, group)
+    group = as_group(group, len(pool.groups))
     require_one_part(pool.groups[group].extent, group)
     return dispatch.call(_translate, pool, group, as_ids(vpages, "vpages"))
 
@@ -159,19 +163,8 @@ def translate_parts(pool: Pool, group: int, vpages: jax.typing.ArrayLike) -> jax
 
     null_page in all parts for all other ids.
     """
-    _require_group(pool, group)
+    group = as_group(group, len(pool.groups))
     return dispatch.call(_translate_parts, pool, group, as_ids(vpages, "vpages"))
-
-
-def _require_group(pool: Pool, group: int) -> None:
-    if not 0 <= group < len(pool.groups):
-        raise errors.InvalidId(
-            errors.say(
-                f"group {group} of a pool of {len(pool.groups)}",
-                "groups are counted from zero",
-                f"Use a group from 0 to {len(pool.groups) - 1}",
-            )
-        )
 
 
 @functools.partial(jax.jit, static_argnums=(1, 3), donate_argnums=0)
@@ -241,6 +234,8 @@ def _unpin(pool: Pool, group: int, vpages: jax.Array):
 @functools.partial(jax.jit, static_argnums=1, donate_argnums=0)
 def _fork(pool: Pool, group: int, vpages: jax.Array, copied: jax.Array):
     books, (num_lanes,) = pool.groups[group], vpages.shape
+    if not num_lanes:
+        vpages = jnp.full(1, books.null_vpage, jnp.int32)
     vpages = kept.pad_one(vpages, books.null_vpage)
     is_copy = jnp.arange(vpages.size, dtype=jnp.int32) == copied
     source = jnp.min(jnp.where(is_copy, vpages, books.null_vpage))
