@@ -122,12 +122,21 @@ def _rounding(solved: Budget) -> str:
         return (
             f"rounding: {whole} / {step:,} B a page = {_hundredths(free, step)}, so "
             f"{pool.pages:,} pages {kept}"
+            if _is_shared(pool)
+            else f"rounding: of {whole}, {step:,} B a page, quotas of "
+            f"{' + '.join(f'{n:,}' for n in pool.num_vpages)} pages {kept}"
         )
     pages = " + ".join(f"{pool.pages:,}" for pool in solved.pools)
     return (
         f"rounding: of {whole}, one more row would take {step:,} B, so {pages} pages "
         f"{kept}"
     )
+
+
+def _is_shared(pool: PoolPages) -> bool:
+    """Say whether a pool has every page that each of its groups may take."""
+    shared = zip(pool.num_vpages, pool.extents, strict=True)
+    return all(count == pool.pages // extent for count, extent in shared)
 
 
 def _hundredths(nbytes: int, step: int) -> str:

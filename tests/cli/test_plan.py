@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kvmem import cli
+from kvmem import cli, config
 
 
 @pytest.fixture
@@ -349,3 +349,29 @@ def test_odd_shares_and_ratios_end_in_words(preset, capsys, argv, said):
     found = capsys.readouterr()
     assert code == (0 if said is None else 2)
     assert (said or "") in found.err
+
+
+def test_a_divided_plan_says_its_quotas_and_claims_no_more_than_its_limit(
+    preset, plan, capsys
+):
+    argv = (preset("gemma3_tiny"), "--manager", "static_split")
+    found = plan(*argv)
+    rows = found["groups"][0]["tokens"]
+    claimed = sum(
+        t["bytes_per_token"] * rows + t["fixed_bytes"] for t in found["terms"]
+    )
+    assert claimed == found["used_nbytes"] <= found["pool_nbytes"]
+    assert found["split_tokens"] is None
+    assert cli.main(["plan", *argv]) == 0
+    assert "quotas of 204 + 204 pages use" in capsys.readouterr().out
+
+
+def test_a_draft_with_states_is_refused_with_a_cure_that_can_be_spelled(
+    preset, tmp_path, capsys
+):
+    facts = config.load(preset("qwen3_next_tiny"), env={}).model.facts.plain()
+    draft = tmp_path / "config.json"
+    draft.write_text(json.dumps(facts))
+    code = cli.main(["plan", preset("gemma3_tiny"), "--draft", str(draft)])
+    assert code == 2
+    assert "leave [draft] out, and take what they need off" in capsys.readouterr().err
