@@ -69,7 +69,7 @@ class BucketShelf:
         tokens: np.ndarray,
         rows: np.ndarray,
         parents: Sequence[Key | None],
-        checksums: Sequence[bytes] | None,
+        checksums: Callable[[], Sequence[bytes]] | None,
         confirm: Callable[[], None],
         publish: Callable[[ObjectSegment], None],
     ) -> ObjectSegment:

@@ -55,7 +55,7 @@ class FolderShelf:
         tokens: np.ndarray,
         rows: np.ndarray,
         parents: Sequence[Key | None],
-        checksums: Sequence[bytes] | None,
+        checksums: Callable[[], Sequence[bytes]] | None,
         confirm: Callable[[], None],
         publish: Callable[[Segment], None],
     ) -> Segment:

@@ -11,6 +11,7 @@ it is until LRU reaches every row of it.
 """
 
 import bisect
+import concurrent.futures
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -46,14 +47,15 @@ class Keeper:
         tokens: np.ndarray,
         records: np.ndarray,
         parent: PageKey | None,
-        sums: Sequence[bytes] | None = None,
+        sums: concurrent.futures.Future | None = None,
     ) -> PutResult:
         """Write the chunks that are not held; return once they are durable.
 
-        `sums` are those of the records as they were put, if they may change meanwhile.
+        `sums` will hold the checksums of the records as they were put, where these may
+        change meanwhile.
         """
         with self._index.lock:
-            new = self._new_rows(keys, tokens, records, sums)
+            new = self._new_rows(keys, tokens, records)
         present = [key for key in keys if key in self._index.places]
         self._index.touch(present)
         parents = self._parents(keys, new, parent)
@@ -70,7 +72,7 @@ class Keeper:
                 tokens.copy() if whole else tokens[part],
                 records if whole else records[part],
                 [parents[i] for i in part],
-                sums and [sums[i] for i in part],
+                sums and (lambda part=part: [sums.result()[i] for i in part]),
             ).name
         self.save_recency()
         nbytes = len(new) * self.facts.row_nbytes
@@ -109,19 +111,16 @@ class Keeper:
             touched, self._index.touched_ns = self._index.touched_ns, {}
         self.shelf.note_used(touched)
 
-    def _new_rows(self, keys, tokens, records, sums) -> list[int]:
+    def _new_rows(self, keys, tokens, records) -> list[int]:
         """Return the positions to write, or raise Conflict before anything is."""
 
         def held(key: PageKey) -> requests.Said | None:
             place = self._index.places.get(key)
             return place and (place.tokens, place.checksum)
 
-        def said(i: int) -> requests.Said:
-            if sums is None:
-                return requests.said_of(tokens[i], records[i])
-            return tokens[i].tobytes(), sums[i]
-
-        return requests.new_positions(keys, said, held)
+        return requests.new_positions(
+            keys, lambda i: requests.said_of(tokens[i], records[i]), held
+        )
 
     def _parents(self, keys, new, parent) -> dict[int, PageKey | None]:
         """Return what each new chunk continues, None where it would go in circles."""

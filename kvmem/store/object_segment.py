@@ -87,7 +87,7 @@ def write(
     tokens: np.ndarray,
     rows: np.ndarray,
     parents: Sequence[PageKey | None],
-    checksums: Sequence[bytes] | None = None,
+    checksums: Callable[[], Sequence[bytes]] | None = None,
     confirm: Callable[[], None] = lambda: None,
 ) -> ObjectSegment:
     """Write a segment and commit it as `number`; on failure leave nothing half-written.
@@ -103,7 +103,8 @@ def write(
         tokens: i32[C, chunk_tokens].
         rows: u8[C, row_nbytes], C > 0.
         parents: the key that each chunk continues, None where that is unknown.
-        checksums: of the rows as they were put; None: they cannot have changed since.
+        checksums: returns those of the rows as they were put; None: nobody else has the
+            rows.
         confirm: called before the commit; raises if that is too late.
 
     Raises:
@@ -114,7 +115,7 @@ def write(
     home, created = _home(facts, name), time.time()
     per_file = row_files.rows_per_file(*rows.shape)
     parts = row_files.cut(len(rows), per_file)
-    checksums = tuple(checksums or map(durable.digest, rows))
+    checksums = tuple(checksums() if checksums else map(durable.digest, rows))
     try:
         objects = object_arrays.put(bucket, home, rows, parts)
         table = sidecar.pack(keys, parents, tokens, checksums)

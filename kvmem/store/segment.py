@@ -108,7 +108,7 @@ def write(
     rows: np.ndarray,
     parents: Sequence[PageKey | None] | None = None,
     disk: Disk = DISK,
-    checksums: Sequence[bytes] | None = None,
+    checksums: Callable[[], Sequence[bytes]] | None = None,
     confirm: Callable[[], None] = lambda: None,
 ) -> Segment:
     """Write a new segment and return it once it is durable; on failure leave nothing.
@@ -121,7 +121,8 @@ def write(
         rows: u8[C, row_nbytes], C-contiguous, C > 0.
         parents: the key that each chunk continues, None where that is unknown.
         disk: what the steps go through.
-        checksums: of the rows as they were put; None: they cannot have changed since.
+        checksums: returns those of the rows as they were put; None: nobody else has the
+            rows.
         confirm: called before the manifest gets its name; raises if that is too late.
     """
     parents = tuple(parents or [None] * len(keys))
@@ -225,7 +226,9 @@ def _save(path: Path, rows: np.ndarray, parts: Sequence[Part]) -> None:
 
 
 def _sums(
-    rows: np.ndarray, parts: Sequence[Part], checksums: Sequence[bytes] | None
+    rows: np.ndarray,
+    parts: Sequence[Part],
+    checksums: Callable[[], Sequence[bytes]] | None,
 ) -> tuple[tuple[bytes, ...], dict[str, durable.Written]]:
     """Return the checksum of each row, and what each file of rows is to hold."""
     written = {}
@@ -235,7 +238,8 @@ def _sums(
             nbytes = (stop - start) * rows.shape[1]
             held = durable.Written(nbytes, running, orbax_save.check_tail)
             written[f"{ORBAX}/{name}"] = held
-    return tuple(checksums or map(durable.digest, rows)), written
+    sums = checksums() if checksums else map(durable.digest, rows)
+    return tuple(sums), written
 
 
 def _body(name, facts, parts, created, files) -> dict:

@@ -6,6 +6,7 @@ folder, `ObjectStore` on a bucket, and both answer in the same words.
 """
 
 import collections
+import concurrent.futures
 import numbers
 import time
 from collections.abc import Callable, Sequence
@@ -128,10 +129,17 @@ class SegmentStore:
             OSError: the disk or the server refused, or did not answer.
         """
         keys, tokens, records = self._checked_put(keys, tokens, records)
-        # The records stay the caller's, which may change them where it stops waiting.
-        sums = list(map(durable.digest, records))
         parent = checked_parent(keys, parent)
-        return self._submit(keys, tokens.copy(), records, parent, sums).result()
+        # The records stay the caller's, which may change them once it has its thread
+        # back: so that thread says what they are, while the write is under way.
+        sums: concurrent.futures.Future = concurrent.futures.Future()
+        try:
+            future = self._submit(keys, tokens.copy(), records, parent, sums)
+            sums.set_result(tuple(map(durable.digest, records)))
+        except BaseException as error:
+            sums.set_exception(error)
+            raise
+        return future.result()
 
     def put_async(
         self,

@@ -277,6 +277,7 @@ def test_records_that_changed_after_the_call_are_not_sealed_as_right(
     st, records = open_store(io=disk), chunks.records.copy()
 
     def change():
+        time.sleep(0.5)  # the caller has said by then what they are
         records[0] ^= 1
 
     disk.hook = change
