@@ -64,8 +64,8 @@ def rank_limit(
                 f"{nbytes:,} B for each of {ranks} ranks",
                 f"{nbytes:,} x {ranks} = {asked:,} B is more than the "
                 f"{machine_nbytes:,} B of this machine",
-                f"Give at most {machine_nbytes // ranks:,} B a rank, or declare the "
-                "figure as a total",
+                f"Give at most {machine_nbytes // ranks:,} B a rank, or a figure for "
+                f"all of them of at most {machine_nbytes:,} B",
             )
         )
     return Limit(name, nbytes, f"for each of {ranks} ranks, {asked:,} B in all")
