@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import pathlib
+import signal
 import sys
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -38,6 +39,8 @@ if "jax" in sys.modules:
 for _name in [name for name in os.environ if name.startswith("KVMEM_")]:
     del os.environ[_name]
 os.environ.update(_STRICT)
+if _WORKER:  # workers are started deaf to Ctrl-C, and so would be what a test starts
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402

@@ -25,7 +25,8 @@ def test_a_warning_is_an_error():
 
 def test_compiled_programs_are_kept_in_the_checkout(repo_root: pathlib.Path):
     folder = jax.config.jax_compilation_cache_dir
-    assert pathlib.Path(folder) == repo_root / ".cache" / "jax"
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    assert pathlib.Path(folder) == repo_root / ".cache" / "jax" / worker
     jax.jit(lambda x: x * 3 + 1)(jnp.arange(7)).block_until_ready()
     assert any(pathlib.Path(folder).iterdir())
 

@@ -130,7 +130,10 @@ def _numbers(spec: ModelSpec | HybridSpec) -> dict[str, object]:
     if isinstance(spec, HybridSpec):
         return spec.numbers
     facts = dataclasses.asdict(spec)
-    return {name: value for name, value in facts.items() if name in NUMBERS}
+    numbers = {name: value for name, value in facts.items() if name in NUMBERS}
+    if numbers["rope"]["kind"] == "plain":  # said where it is not, so ids last
+        del numbers["rope"]["kind"]
+    return numbers
 
 
 def tensor_digests(params: Mapping[str, np.ndarray]) -> dict[str, str]:

@@ -291,11 +291,11 @@ def test_a_silent_writer_is_taken_over_and_cannot_commit_any_more(
 
 
 def test_a_lease_that_ran_out_and_was_not_taken_is_renewed(open_objects, make_chunks):
-    idle = open_objects(lease_s=0.2)
-    time.sleep(0.3)
+    idle = open_objects(lease_s=2)
+    time.sleep(2.1)
     assert idle.put(*make_chunks(1)).written == 1
     with pytest.raises(errors.StoreLocked):
-        open_objects(lease_s=0.2)
+        open_objects(lease_s=2)
 
 
 def test_of_two_writers_that_both_believe_themselves_alone_one_is_refused(
