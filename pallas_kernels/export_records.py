@@ -104,83 +104,51 @@ def kernel(
     tiles = records.tiles_of(into, nbytes, slot_stride, slots, alignment)
     shares = records.share_of(ids, table, tiles, blocks)
     ring_of = ring.Slots(tiles.tile_nbytes, stages or tiles.stages, 0)
-    num_tokens, width, rows = into.shape[0], nbytes // 4, tiles.tile_slots
+    num_tokens = into.shape[0]
 
     def export_records(out_ref, pages_ref, ids_ref, table_ref, first_ref, *scratch):
         # in:  records u32[tokens, record / 4], written; pages u32[P, E / 4];
         #      ids i32[padded n]; table i32[2 K]; first i32[1]
         # scratch: tiles u32[stages, rows, width], ids, table, barriers
         tile_ref, id_ref, run_ref, loaded, listed = scratch
-        work = ring.my_share(shares)
-        ring.bulk_load(ids_ref.at[pl.ds(work.base, shares.span)], id_ref, listed)
-        ring.bulk_load(table_ref, run_ref, listed)
-        plgpu.barrier_wait(listed)
-        start = first_ref[0]
-
-        def page_of(k):
-            return id_ref[work.entry(k) - work.base]
-
-        def run_of(k, column):
-            return run_ref[2 * (work.chunk(k) // tiles.per_run) + column] // 4
-
-        def first_slot(k):
-            return lax.rem(work.chunk(k), tiles.per_run) * rows
-
-        def row_of(k):
-            return work.entry(k) * slots + first_slot(k) - start
-
-        def wanted(k):
-            inside = (row_of(k) + rows > 0) & (row_of(k) < num_tokens)
-            return inside & ring.guarded(page_of(k), num_pages)
+        inputs, held = (ids_ref, table_ref, first_ref), (id_ref, run_ref, listed)
+        walk = records.walk(shares, tiles, num_tokens, inputs, held)
 
         def load(k, slot):
-            @pl.when(wanted(k))
-            def _():
-                def row(s, _):
-                    at = run_of(k, 0) + (first_slot(k) + s) * (slot_stride // 4)
-                    source = pages_ref.at[page_of(k), pl.ds(at, width)]
-                    ring.bulk_load(source, tile_ref.at[slot, s], loaded.at[slot])
+            def row(s, _):
+                source = pages_ref.at[walk.page(k), walk.in_page(k, s)]
+                ring.bulk_load(source, tile_ref.at[slot, s], loaded.at[slot])
 
-                lax.fori_loop(0, rows, row, None)
+            @pl.when(walk.wanted(k, num_pages))
+            def _():
+                lax.fori_loop(0, tiles.tile_slots, row, None)
 
         def store_rows(k, slot):
             def row(s, _):
-                target = out_ref.at[row_of(k) + s, pl.ds(run_of(k, 1), width)]
+                target = out_ref.at[walk.row(k) + s, walk.in_record(k)]
                 plgpu.copy_smem_to_gmem(tile_ref.at[slot, s], target)
 
-            low = jnp.maximum(-row_of(k), 0)
-            lax.fori_loop(low, jnp.minimum(rows, num_tokens - row_of(k)), row, None)
+            lax.fori_loop(*walk.bounds(k), row, None)
 
         def store_words(k, slot):
-            low = jnp.maximum(-row_of(k), 0)
-            high = jnp.minimum(rows, num_tokens - row_of(k))
-            is_whole = high - low == rows
+            def tile(*at):
+                layout = tiles.registers
+                values = plgpu.load(tile_ref.at[slot], layout=layout, optimized=False)
+                out_ref.at[at][...] = values
 
-            @pl.when(is_whole)
-            def _():
-                layout = plgpu.Layout.WG_STRIDED((rows, width), vec_size=1)
-                tile = plgpu.load(tile_ref.at[slot], layout=layout, optimized=False)
-                at = pl.ds(row_of(k), rows), pl.ds(run_of(k, 1), width)
-                out_ref.at[at][...] = tile
+            def word(s, w):
+                value = tile_ref[slot, s, w]
+                out_ref[walk.row(k) + s, walk.in_record(k).start + w] = value
 
-            @pl.when(~is_whole)
-            def _():
-                def word(i, _):
-                    s, w = low + i // width, lax.rem(i, width)
-                    value = tile_ref[slot, s, w]
-                    out_ref[row_of(k) + s, run_of(k, 1) + w] = value
-
-                lax.fori_loop(0, (high - low) * width, word, None)
-
-            plgpu.commit_smem()  # these reads stand before the next copy into the tile
+            walk.by_words(k, tile, word)
 
         def store(k, slot):
-            @pl.when(wanted(k))
+            @pl.when(walk.wanted(k, num_pages))
             def _():
                 plgpu.barrier_wait(loaded.at[slot])
                 (store_words if tiles.by_words else store_rows)(k, slot)
 
-        ring.turn(work.count, ring_of, load, store)
+        ring.turn(walk.work.count, ring_of, load, store)
 
     run = plgpu.kernel(
         export_records,

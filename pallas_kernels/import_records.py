@@ -102,88 +102,54 @@ def kernel(
     shares = records.share_of(ids, table, tiles, blocks)
     stages = 1 if tiles.by_words else stages or tiles.stages
     ring_of = ring.Slots(tiles.tile_nbytes, stages, 0)
-    num_tokens, width, tall = rows.shape[0], nbytes // 4, tiles.tile_slots
+    num_tokens = rows.shape[0]
 
     def import_records(pages_ref, ids_ref, table_ref, rows_ref, first_ref, *scratch):
         # in:  pages u32[P, E / 4], written; ids i32[padded n]; table i32[2 K];
         #      records u32[tokens, record / 4]; first i32[1]
         # scratch: tiles u32[stages, tall, width], ids, table, barriers
         tile_ref, id_ref, run_ref, loaded, listed = scratch
-        work = ring.my_share(shares)
-        ring.bulk_load(ids_ref.at[pl.ds(work.base, shares.span)], id_ref, listed)
-        ring.bulk_load(table_ref, run_ref, listed)
-        plgpu.barrier_wait(listed)
-        start = first_ref[0]
-
-        def page_of(k):
-            return id_ref[work.entry(k) - work.base]
-
-        def run_of(k, column):
-            return run_ref[2 * (work.chunk(k) // tiles.per_run) + column] // 4
-
-        def first_slot(k):
-            return lax.rem(work.chunk(k), tiles.per_run) * tall
-
-        def row_of(k):
-            return work.entry(k) * slots + first_slot(k) - start
-
-        def bounds(k):
-            low = jnp.maximum(-row_of(k), 0)
-            return low, jnp.minimum(tall, num_tokens - row_of(k))
-
-        def wanted(k):
-            low, high = bounds(k)
-            return (low < high) & ring.guarded(page_of(k), num_pages)
+        inputs, held = (ids_ref, table_ref, first_ref), (id_ref, run_ref, listed)
+        walk = records.walk(shares, tiles, num_tokens, inputs, held)
 
         def load_rows(k, slot):
             def row(s, _):  # a row that is not wanted brings the nearest that is
-                token = jnp.clip(row_of(k) + s, 0, num_tokens - 1)
-                source = rows_ref.at[token, pl.ds(run_of(k, 1), width)]
+                token = jnp.clip(walk.row(k) + s, 0, num_tokens - 1)
+                source = rows_ref.at[token, walk.in_record(k)]
                 ring.bulk_load(source, tile_ref.at[slot, s], loaded.at[slot])
 
-            lax.fori_loop(0, tall, row, None)
+            lax.fori_loop(0, tiles.tile_slots, row, None)
 
         def load_words(k, slot):
-            low, high = bounds(k)
-            is_whole = high - low == tall
+            def tile(*at):
+                layout = tiles.registers
+                values = plgpu.load(rows_ref.at[at], layout=layout, optimized=False)
+                tile_ref.at[slot][...] = values
 
-            @pl.when(is_whole)
-            def _():
-                layout = plgpu.Layout.WG_STRIDED((tall, width), vec_size=1)
-                at = pl.ds(row_of(k), tall), pl.ds(run_of(k, 1), width)
-                tile = plgpu.load(rows_ref.at[at], layout=layout, optimized=False)
-                tile_ref.at[slot][...] = tile
+            def word(s, w):
+                value = rows_ref[walk.row(k) + s, walk.in_record(k).start + w]
+                tile_ref[slot, s, w] = value
 
-            @pl.when(~is_whole)
-            def _():
-                def word(i, _):
-                    s, w = low + i // width, lax.rem(i, width)
-                    value = rows_ref[row_of(k) + s, run_of(k, 1) + w]
-                    tile_ref[slot, s, w] = value
-
-                lax.fori_loop(0, (high - low) * width, word, None)
-
-            plgpu.commit_smem()
+            walk.by_words(k, tile, word)
 
         def load(k, slot):
-            pl.when(wanted(k))(
+            pl.when(walk.wanted(k, num_pages))(
                 lambda: (load_words if tiles.by_words else load_rows)(k, slot)
             )
 
         def store(k, slot):
-            @pl.when(wanted(k))
+            @pl.when(walk.wanted(k, num_pages))
             def _():
                 if not tiles.by_words:
                     plgpu.barrier_wait(loaded.at[slot])
 
                 def row(s, _):
-                    at = run_of(k, 0) + (first_slot(k) + s) * (slot_stride // 4)
-                    target = pages_ref.at[page_of(k), pl.ds(at, width)]
+                    target = pages_ref.at[walk.page(k), walk.in_page(k, s)]
                     plgpu.copy_smem_to_gmem(tile_ref.at[slot, s], target)
 
-                lax.fori_loop(*bounds(k), row, None)
+                lax.fori_loop(*walk.bounds(k), row, None)
 
-        ring.turn(work.count, ring_of, load, store)
+        ring.turn(walk.work.count, ring_of, load, store)
 
     run = plgpu.kernel(
         import_records,

@@ -13,16 +13,19 @@ Row r of the records is token first + r of the table: slot (first + r) mod T of 
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import limits, lists, words
+from pallas_kernels import limits, lists, ring, words
 
-__all__ = ["Tiles", "host_views", "indices", "objection", "padded_table", "scratch"]
-__all__ += ["share_of", "tiles_of"]
+__all__ = ["Tiles", "Walk", "host_views", "indices", "objection", "padded_table"]
+__all__ += ["scratch", "share_of", "tiles_of", "walk"]
 
 _TILE_NBYTES = 32 << 10
 _TILE_WORDS = 8_192  # of registers: 64 of each of a block's 128 lanes
@@ -61,9 +64,101 @@ class Tiles:
         return self.tile_slots * self.nbytes
 
     @property
+    def registers(self) -> plgpu.Layout:
+        """How a tile lies in registers: a word a lane, in rows of any pitch."""
+        shape = self.tile_slots, self.nbytes // words.WORD_NBYTES
+        return plgpu.Layout.WG_STRIDED(shape, vec_size=1)
+
+    @property
     def stages(self) -> int:
         """Tiles that are on their way at once."""
         return max(1, min(16, _STAGED_NBYTES // self.tile_nbytes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """A block's tiles while a kernel runs: which bytes unit k of its share moves."""
+
+    work: ring.Work
+    tiles: Tiles
+    num_tokens: int
+    ids: object  # ref i32[span], the block's part of the table of pages
+    runs: object  # ref i32[padded 2 K]
+    first: object  # i32[] token of row 0
+
+    @property
+    def width(self) -> int:
+        """Words of a row of a tile."""
+        return self.tiles.nbytes // words.WORD_NBYTES
+
+    def page(self, k):
+        """Return the page that unit k reads or writes."""
+        return self.ids[self.work.entry(k) - self.work.base]
+
+    def in_page(self, k, s):
+        """Return the words of slot s of the tile, in its page."""
+        stride = self.tiles.slot_stride // words.WORD_NBYTES
+        return pl.ds(self._run(k, 0) + (self._first_slot(k) + s) * stride, self.width)
+
+    def in_record(self, k):
+        """Return the words of the tile's run, in a record."""
+        return pl.ds(self._run(k, 1), self.width)
+
+    def row(self, k):
+        """Return the row of the records that slot 0 of the tile is."""
+        slot = self.work.entry(k) * self.tiles.slots + self._first_slot(k)
+        return slot - self.first
+
+    def bounds(self, k):
+        """Return the slots [low, high) of the tile that have a row."""
+        low = jnp.maximum(-self.row(k), 0)
+        return low, jnp.minimum(self.tiles.tile_slots, self.num_tokens - self.row(k))
+
+    def wanted(self, k, num_pages: int):
+        """Answer whether any slot of unit k has a row, and its page is somebody's."""
+        low, high = self.bounds(k)
+        return (low < high) & ring.guarded(self.page(k), num_pages)
+
+    def by_words(self, k, tile: Callable, word: Callable) -> None:
+        """Move a whole tile by `tile(rows, words)`, a cut one by `word(slot, word)`."""
+        low, high = self.bounds(k)
+        is_whole = high - low == self.tiles.tile_slots
+
+        @pl.when(is_whole)
+        def _():
+            tile(pl.ds(self.row(k), self.tiles.tile_slots), self.in_record(k))
+
+        @pl.when(~is_whole)
+        def _():
+            def one(i, _):
+                word(low + i // self.width, lax.rem(i, self.width))
+
+            lax.fori_loop(0, (high - low) * self.width, one, None)
+
+        plgpu.commit_smem()  # before a copy reads the tile, or writes it again
+
+    def _run(self, k, column):
+        at = 2 * (self.work.chunk(k) // self.tiles.per_run) + column
+        return self.runs[at] // words.WORD_NBYTES
+
+    def _first_slot(self, k):
+        return lax.rem(self.work.chunk(k), self.tiles.per_run) * self.tiles.tile_slots
+
+
+def walk(shares: lists.Shares, tiles: Tiles, num_tokens: int, inputs, held) -> Walk:
+    """Bring this block's lists to shared memory; return where its tiles stand.
+
+    Args:
+        inputs: refs of ids i32[padded n], table i32[2 K], first i32[1].
+        held: scratch for ids and table, and the barrier that both arrive at.
+    """
+    ids, table, first = inputs
+    id_ref, run_ref, listed = held
+    work = ring.my_share(shares)
+    ring.bulk_load(ids.at[pl.ds(work.base, shares.span)], id_ref, listed)
+    ring.bulk_load(table, run_ref, listed)
+    plgpu.barrier_wait(listed)
+    return Walk(work, tiles, num_tokens, id_ref, run_ref, first[0])
 
 
 def tiles_of(records, nbytes: int, slot_stride: int, slots: int, alignment) -> Tiles:
