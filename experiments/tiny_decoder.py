@@ -13,17 +13,16 @@ import pathlib
 
 import numpy as np
 import safetensors.numpy
-import tokenizers
 
 from kvmem.config import ModelConfig
 from kvmem.model import presets
+from kvmem.model.hybrid import random_model
 from kvmem.model.loaded import LoadedModel
 
 __all__ = ["SOURCE", "load", "write"]
 
 SOURCE = "tiny"
 _FOLDER = pathlib.Path("runs") / "tiny-decoder"
-_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 _FACTS = {
     "model_type": "llama",
@@ -67,15 +66,7 @@ def write(folder: pathlib.Path) -> pathlib.Path:
         for name, shape in spec.parameters().items()
     }
     safetensors.numpy.save_file(params, folder / "model.safetensors")
-    symbols = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocab = {symbol: at for at, symbol in enumerate(symbols)}
-    core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
-    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-        add_prefix_space=False, use_regex=False
-    )
-    core.decoder = tokenizers.decoders.ByteLevel()
-    core.add_special_tokens(["<eos>"])
-    core.save(str(folder / "tokenizer.json"))
-    facts = {"eos_token": "<eos>", "chat_template": _TEMPLATE}
+    random_model.byte_core().save(str(folder / "tokenizer.json"))
+    facts = {"eos_token": random_model.EOS, "chat_template": random_model.TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(facts))
     return folder

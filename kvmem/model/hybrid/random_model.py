@@ -21,10 +21,10 @@ from kvmem.model.hybrid.weights import Weight
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.tokenizer import Tokenizer
 
-__all__ = ["byte_tokenizer", "make"]
+__all__ = ["EOS", "TEMPLATE", "byte_core", "byte_tokenizer", "make"]
 
-_EOS = "<eos>"
-_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+EOS = "<eos>"
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
 def make(
@@ -61,6 +61,13 @@ def make(
 
 def byte_tokenizer(eos_ids: tuple[int, ...] = ()) -> Tokenizer:
     """Return a tokenizer whose ids are the 256 bytes, and 256 for an end."""
+    core = byte_core()
+    identity = hashlib.sha256(b"kvmem bytes 1\0" + core.to_str().encode()).hexdigest()
+    return Tokenizer(core, {"eos_token": EOS}, eos_ids, TEMPLATE, identity)
+
+
+def byte_core() -> tokenizers.Tokenizer:
+    """Return the same as the `tokenizers` library has it, to be wrapped or saved."""
     symbols = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocab = {symbol: at for at, symbol in enumerate(symbols)}
     core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
@@ -68,9 +75,8 @@ def byte_tokenizer(eos_ids: tuple[int, ...] = ()) -> Tokenizer:
         add_prefix_space=False, use_regex=False
     )
     core.decoder = tokenizers.decoders.ByteLevel()
-    core.add_special_tokens([_EOS])
-    identity = hashlib.sha256(b"kvmem bytes 1\0" + core.to_str().encode()).hexdigest()
-    return Tokenizer(core, {"eos_token": _EOS}, eos_ids, _TEMPLATE, identity)
+    core.add_special_tokens([EOS])
+    return core
 
 
 def _generator(seed: int, name: str) -> np.random.Generator:
