@@ -21,6 +21,7 @@ from kvmem import budget, errors, geometry, manage, serve, settings
 from kvmem.budget import Budget, Limit
 from kvmem.config.model import ModelConfig
 from kvmem.config.pool import PoolConfig
+from kvmem.config.speculative import SpeculativeConfig
 from kvmem.config.store import StoreConfig
 from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.model import page_rows
@@ -29,9 +30,10 @@ from kvmem.model.loaded import LoadedModel
 from kvmem.model.partitions import AnyPartition, AnySpec, partition_of
 from kvmem.serve import ServeConfig
 from kvmem.settings import Override, Setting
+from kvmem.speculative import SpecPlan, check
 
-__all__ = ["Config", "ModelConfig", "PoolConfig", "ServeConfig", "StoreConfig"]
-__all__ += ["explain", "load"]
+__all__ = ["Config", "ModelConfig", "PoolConfig", "ServeConfig", "SpeculativeConfig"]
+__all__ += ["StoreConfig", "explain", "load"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Config:
     Args:
         model: the model that answers.
         draft: a draft model, whose pool shares the budget.
+        speculative: who drafts, how wide and how far.
         topology: ranks that share the cache.
         pool: pages and their budget.
         serve: the step loop.
@@ -49,6 +52,9 @@ class Config:
 
     model: ModelConfig
     draft: ModelConfig | None = None
+    speculative: SpeculativeConfig = dataclasses.field(
+        default_factory=SpeculativeConfig
+    )
     topology: Topology = Topology()
     pool: PoolConfig = dataclasses.field(default_factory=PoolConfig)
     serve: ServeConfig = dataclasses.field(default_factory=ServeConfig)
@@ -96,15 +102,38 @@ class Config:
         )
 
     def draft_groups(self) -> tuple[LifecycleGroup, ...]:
-        """Return the lifecycle groups of the draft, () without one."""
-        if self.draft is None:
+        """Return the lifecycle groups of the draft, () where it keeps nothing.
+
+        Raises:
+            ConfigError: a draft model for an algorithm that has its layers from the
+                target.
+        """
+        layers = self.speculative.draft_layers(
+            self.model.layer_specs(self.spec),
+            None if self.draft is None else self.draft.layer_specs(),
+        )
+        if not layers:
             return ()
-        layers = self.draft.layer_specs()
         return geometry.group_layers(layers, self.pool.page_size, domain="draft")
+
+    def spec_plan(self) -> SpecPlan:
+        """Return the facts of drafting, which rule sets judge."""
+        return self.speculative.plan(
+            self.groups(),
+            page_size=self.pool.page_size,
+            pool_kind=self.pool.kind,
+            tp=self.topology.tp,
+            dcp=self.topology.dcp,
+            max_batch=self.serve.max_batch,
+            max_length=self.serve.max_length,
+        )
 
     def manager(self) -> manage.Selection:
         """Return which manager divides the pools among the groups, and why."""
-        plan = manage.Plan(self.spec.name, "none" if self.draft is None else "one")
+        engines = "none"
+        if self.draft is not None or self.speculative.algorithm is not None:
+            engines = "two" if self.speculative.algorithm == "two_engine" else "one"
+        plan = manage.Plan(self.spec.name, engines)
         preference = manage.preference_of(*self.groups())
         return manage.select(self.pool.manager, preference, plan)
 
@@ -181,6 +210,9 @@ class Config:
         if isinstance(self.spec, CacheSpec):
             asked = f"the model {self.spec.name!r}"
             faults.append((asked, self.spec.refusal, "give a model that runs"))
+        for broken in check(self.spec_plan()):
+            asked, law, cure = broken.advice
+            faults.append((asked, law, f"{cure[0].lower()}{cure[1:]}"))
         if self.draft is not None:
             faults.append(
                 (
