@@ -21,6 +21,7 @@ __all__ = [
     "IncompatiblePlan",
     "InvalidId",
     "KVMemError",
+    "NotFound",
     "NotKept",
     "OutOfPages",
     "StoreLocked",
@@ -54,6 +55,10 @@ class OutOfPages(KVMemError):
 
 class CorruptPage(KVMemError):
     """Stored bytes that differ from what was acknowledged."""
+
+
+class NotFound(KVMemError, LookupError):
+    """Nothing of that name is there for the one who asks."""
 
 
 class NotKept(KVMemError):

@@ -1,0 +1,263 @@
+"""A user's items: what is remembered, under which uri, and who of its actors sees it.
+
+    item = me.remember("Ann takes her tea green.", peer="wang", key="turn-12")
+    me.items.search("tea", actor="wang")     # finds it
+    me.items.get(item.uri, actor="zhang")    # Denied
+
+The laws: a key is used once, and used again for the same content it changes nothing; a
+text that the same part of the tree already holds is not stored twice, however many
+threads or processes offer it at once; every verb looks through the actor's view
+(`views`); and there is no way to an item but from a principal's.
+"""
+
+import contextlib
+import sqlite3
+import time
+import unicodedata
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from kvmem import errors
+from kvmem.session import item_rows, search, views
+from kvmem.session.book import Book
+from kvmem.session.item_rows import Item
+
+__all__ = ["Entry", "Item", "Items"]
+
+ResolveFn = Callable[[str | None], str | None]  # a call's actor -> the one that holds
+
+
+class Entry(NamedTuple):
+    """What stands at a uri: an item, or a folder of some."""
+
+    uri: str
+    kind: str  # "item" or "folder"
+    num_items: int | None  # below a folder; None where hidden peers may be there
+
+
+class Items:
+    """The items of one user, each verb under the view of the call's actor.
+
+    `actor=None` in a verb means the scope's (`acting_as`), else the principal's.
+    """
+
+    def __init__(self, book: Book, resolve: ResolveFn):
+        self._book, self._resolve = book, resolve
+
+    def remember(
+        self,
+        text: str,
+        uri: str | None = None,
+        peer: str | None = None,
+        key: str | None = None,
+        actor: str | None = None,
+    ) -> Item:
+        """Keep a text and return its item, the one already there if it is known.
+
+        Args:
+            text: what to keep; blanks around it are taken off.
+            uri: where; without one, a text that its part of the tree holds anywhere
+                is not kept again.
+            peer: the part it belongs to; None for the user's self.
+            key: makes a retry safe: the same key keeps one item.
+            actor: whose view must allow the place.
+
+        Raises:
+            Conflict: the key was used for other content, or the uri holds other text.
+            Deleted: the key's item was deleted since.
+            Denied, InvalidId: the place is not this actor's, or is none.
+        """
+        text = _checked_text(text).strip()
+        place = views.owned_by(uri or "memories", peer)
+        actor = self._resolve(actor)
+        views.checked(place, actor, "remember", whole=uri is None)
+        content = item_rows.digest(text, uri or "", peer or "")
+        with self._book.change() as cursor:
+            known = key is not None and item_rows.of_key(cursor, key, content)
+            if known:
+                return item_rows.the(cursor, known)
+            item = item_rows.keep(cursor, text, uri and place, place)
+            if key is not None:
+                row = (key, content, item.uri)
+                cursor.execute("INSERT INTO named VALUES(?, ?, ?)", row)
+        return item
+
+    def list(
+        self, under: str = "", actor: str | None = None, limit: int | None = None
+    ) -> tuple[Item, ...]:
+        """Return the items that stand under a folder, in the order of their uris."""
+        under, actor = self._folder(under, actor, "list")
+        where, values = item_rows.below(under)
+        view, more = _seen(actor)
+        with self._reading() as cursor:
+            rows = cursor.execute(
+                f"SELECT {item_rows.COLUMNS} FROM item WHERE {where} AND {view} "
+                "ORDER BY uri LIMIT ?",
+                (*values, *more, -1 if limit is None else limit),
+            )
+            return tuple(Item(*row) for row in rows)
+
+    def names(self, under: str = "", actor: str | None = None) -> tuple[str, ...]:
+        """Return the names that stand directly in a folder, sorted."""
+        start = len(under) + 1 if under else 0
+        uris = (item.uri for item in self.list(under, actor))
+        return tuple(sorted({uri[start:].split("/")[0] for uri in uris}))
+
+    def stat(self, uri: str, actor: str | None = None) -> Entry:
+        """Say what stands at a uri; NotFound where nothing does.
+
+        Under a view the roots that may hold hidden peers have no count.
+        """
+        uri, actor = self._folder(uri, actor, "stat")
+        with self._reading() as cursor:
+            if item_rows.row_of(cursor, uri):
+                return Entry(uri, "item", None)
+        below = self.list(uri, actor)
+        if not below and uri not in ("", "peers"):
+            raise item_rows.missing(uri)
+        hidden = actor is not None and uri in ("", "peers")
+        return Entry(uri, "folder", None if hidden else len(below))
+
+    def get(self, uri: str, actor: str | None = None) -> Item:
+        """Return the item at a uri; NotFound where none is."""
+        views.checked(uri, self._resolve(actor), "get")
+        with self._reading() as cursor:
+            return item_rows.the(cursor, uri)
+
+    def put(self, uri: str, text: str, actor: str | None = None) -> Item:
+        """Make the item at a uri hold a text, whether or not one is there."""
+        text = _checked_text(text).strip()
+        views.checked(uri, self._resolve(actor), "put")
+        with self._book.change() as cursor:
+            old = item_rows.row_of(cursor, uri)
+            if old and old.text == text:
+                return Item(uri, *old[1:])
+            item_rows.write(cursor, uri, text, old)
+            return item_rows.the(cursor, uri)
+
+    def move(self, uri: str, to: str, actor: str | None = None) -> Item:
+        """Give an item another uri.
+
+        Raises:
+            NotFound: nothing stands at `uri`.
+            Conflict: something stands at `to`.
+        """
+        actor = self._resolve(actor)
+        views.checked(uri, actor, "move")
+        views.checked(to, actor, "move")
+        with self._book.change() as cursor:
+            old = item_rows.row_of(cursor, uri)
+            if old is None:
+                raise item_rows.missing(uri)
+            if uri != to and item_rows.row_of(cursor, to):
+                asked, law = f"move {uri!r} to {to!r}", "an item stands there"
+                raise errors.Conflict(
+                    errors.say(asked, law, "Delete it, or name another place")
+                )
+            cursor.execute(
+                "UPDATE item SET uri=?, peer=?, updated=? WHERE id=?",
+                (to, views.peer_of(to) or "", time.time(), old.id),
+            )
+            cursor.execute("UPDATE named SET uri=? WHERE uri=?", (to, uri))
+            return item_rows.the(cursor, to)
+
+    def delete(self, uri: str, actor: str | None = None) -> tuple[str, ...]:
+        """Erase an item, or all below a folder; return what was there.
+
+        Its bytes are gone from the book's files when this returns. Keys that named it
+        stay used, so that a late retry does not bring it back.
+        """
+        actor = self._resolve(actor)
+        views.checked(uri, actor, "delete", whole=True)
+        if not self._book.exists:
+            return ()
+        where, values = item_rows.below(uri)
+        with self._book.change() as cursor:
+            found = cursor.execute(
+                f"SELECT id, {item_rows.COLUMNS} FROM item WHERE {where} OR uri=?",
+                (*values, uri),
+            )
+            rows = [item_rows.Row(*row) for row in found]
+            for row in rows:
+                item_rows.erase(cursor, row)
+        if rows:
+            self._book.scrub()
+        return tuple(row.uri for row in rows)
+
+    def search(
+        self,
+        query: str,
+        limit: int = 8,
+        under: str = "",
+        actor: str | None = None,
+        peer_scope: str = "actor",
+    ) -> tuple[search.Hit, ...]:
+        """Return what the query's words find, best first.
+
+        Args:
+            query: words in any script; nothing in it is syntax.
+            limit: the most hits.
+            under: a folder to search in.
+            actor: whose view.
+            peer_scope: "actor": the self and this actor's part; "all": other peers
+                too, ranked lower.
+        """
+        under, actor = self._folder(under, actor, "search")
+        scope = views.checked_scope(peer_scope)
+        match = search.match_of(query)
+        if not match or limit <= 0:
+            return ()
+        kinds = [("item.peer IN ('', ?)", actor or "")]
+        if scope == "all":
+            kinds += [("item.peer NOT IN ('', ?)", actor or "")]
+        elif peer := views.peer_of(under):  # named by its owner: no view, or its own
+            kinds = [("item.peer = ?", peer)]
+        with self._reading() as cursor:
+            hits = [
+                hit
+                for kind in kinds
+                for hit in item_rows.found(cursor, match, limit, under, kind)
+            ]
+        return views.ranked(hits, actor or views.peer_of(under), scope)[:limit]
+
+    def _folder(self, uri: str, actor: str | None, verb: str) -> tuple[str, str | None]:
+        actor = self._resolve(actor)
+        return views.checked(uri, actor, verb, whole=True), actor
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Cursor]:
+        """Lend a cursor on the book, or on an empty one where there is no file."""
+        with self._book.read() as cursor:
+            yield cursor if cursor is not None else item_rows.Nothing()
+
+
+class Retriever:
+    """The default retriever: bm25 over the principal's own items."""
+
+    def search(
+        self, principal, query: str, limit: int, actor: str | None, peer_scope: str
+    ) -> list[search.Hit]:
+        """Return the hits of `principal.items`; see `search.Retriever`."""
+        hits = principal.items.search(query, limit, actor=actor, peer_scope=peer_scope)
+        return list(hits)
+
+
+def _seen(actor: str | None) -> tuple[str, tuple[str, ...]]:
+    return ("1", ()) if actor is None else ("item.peer IN ('', ?)", (actor,))
+
+
+def _checked_text(text: str) -> str:
+    """Return a text in NFC, or raise for what cannot be kept."""
+    if not isinstance(text, str):
+        raise TypeError(f"an item's text is a string, not {type(text).__name__}")
+    if not text.strip():
+        asked, law = "an empty text", "there is nothing to remember in it"
+        raise errors.ConfigError(errors.say(asked, law, "Give words"))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        asked, law = f"text {ascii(text[:40])}", f"it is not Unicode: {error.reason}"
+        raise errors.ConfigError(errors.say(asked, law, "Give whole characters")) from (
+            error
+        )
+    return unicodedata.normalize("NFC", text)
