@@ -26,8 +26,8 @@ from kvmem.budget.limits import Limit, limit
 from kvmem.budget.members import Member
 from kvmem.budget.pages import Budget, GroupPages, PoolPages
 from kvmem.budget.rows import Frame, Load, most, need_of, primary
-from kvmem.budget.terms import draft_terms, group_terms
-from kvmem.geometry import LifecycleGroup, Term, Topology, envelope
+from kvmem.budget.terms import group_terms
+from kvmem.geometry import LifecycleGroup, Term, Topology, followers
 
 __all__ = ["MAX_PAGES", "solve"]
 
@@ -115,8 +115,8 @@ def _solve(
     needs = tuple(
         need_of(member.group, groups, first, topology, load) for member in members
     )
-    behind = sum(envelope.build(each, topology, 0, order).nbytes for each in drafts)
-    frame = Frame(members, needs, first, topology.dcp * behind, kind)
+    behind = followers.page_nbytes(drafts, topology, order)
+    frame = Frame(members, needs, first, followers.pages(1, topology) * behind, kind)
     owed = sum(term.fixed_bytes for term in fixed)
     if not limits:
         limits = (_as_asked(frame, max_pages, owed),)
@@ -125,12 +125,13 @@ def _solve(
     if rows < 1:
         raise _no_page(frame, smallest, owed, max_pages)
     pools = _pools(frame, rows, smallest.nbytes - owed, max_pages)
-    draft_pages = topology.dcp * pools[members[first].pool].pages if drafts else 0
+    lead = pools[members[first].pool].pages
+    draft_pages = followers.pages(lead, topology) if drafts else 0
     checks.require_ids(pools, members[first].group.page_size, draft_pages)
     terms = [
         t for at in range(len(members)) for t in group_terms(frame, at, rows, topology)
     ]
-    terms += [t for each in drafts for t in draft_terms(each, drafts, topology, order)]
+    terms += followers.terms(drafts, topology, order)
     return Budget(
         groups=tuple(
             _group_pages(member, need.at(rows), topology)

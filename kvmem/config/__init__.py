@@ -213,6 +213,14 @@ class Config:
         for broken in check(self.spec_plan()):
             asked, law, cure = broken.advice
             faults.append((asked, law, f"{cure[0].lower()}{cure[1:]}"))
+        if self.speculative.algorithm is not None:
+            faults.append(
+                (
+                    f"speculative.algorithm = {self.speculative.algorithm!r}",
+                    "this version plans it and does not draft",
+                    "leave [speculative] out",
+                )
+            )
         if self.draft is not None:
             faults.append(
                 (
