@@ -22,6 +22,7 @@ from kvmem.geometry import Envelope, Topology
 from kvmem.model.attention import attend_written, write_rows
 from kvmem.model.ops import (
     Split,
+    answers,
     at_last,
     embedded,
     linear,
@@ -125,8 +126,10 @@ class Decoder(nnx.Module):
         num_new: jax.Array,
         tables: tuple[GroupTable, ...],
         axis_name: str | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Read new tokens after those in the pages; logits of the last one of each.
+        num_logits: int = 1,
+        num_features: int = 0,
+    ) -> tuple[jax.Array, ...]:
+        """Read new tokens after those in the pages; logits of the last ones of each.
 
         Donate `pages` where you jit: they are updated in place.
 
@@ -138,26 +141,33 @@ class Decoder(nnx.Module):
             num_new: i32[S] how many of the Q are real; 0: the row takes no part.
             tables: the physical pages of that group.
             axis_name: the mesh axis that sums over ranks; None: one rank.
+            num_logits: of how many of the last new tokens, n; row n - 1 is that of
+                token num_new - 1. Where fewer are new, rows of token 0 stand in front.
+            num_features: of how many of them the rows before the last norm are
+                returned too, m; 0: of none.
 
         Returns:
-            The pages, and f32[S, V] logits of token num_new - 1, this rank's rows of
-            the vocabulary.
+            The pages, and f32[S, n, V] logits, this rank's rows of the vocabulary; of
+            one token f32[S, V]. With features f32[S, m, D] after them.
         """
         spec = self.partition.spec
         (envelope,), (table,) = envelopes, tables
         x = embedded(self.embed, tokens, axis_name)
         positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         cos, sin = angles(spec.rope, spec.head_dim, positions)
-        lengths = starts + num_new
+        lengths, asked = starts + num_new, max(num_logits, num_features)
         for index, layer in enumerate(self.layers):
             name = f"layers.{index}"
             q, k, v = layer.heads(x, cos, sin)
             pages = write_rows(pages, envelope, name, k, v, table, starts, num_new)
-            if index == spec.layers - 1:  # only the last token is asked for
-                x, q, positions = (at_last(a, num_new) for a in (x, q, positions))
+            if index == spec.layers - 1:  # only the last tokens are asked for
+                x, q, positions = (
+                    at_last(rows, num_new, asked) for rows in (x, q, positions)
+                )
             seen = attend_written(pages, envelope, name, q, positions, table, lengths)
             x = layer.mix(x, seen, axis_name)
-        return pages, self._logits(x, axis_name)[:, 0]
+        rows = self._logits(x[:, asked - num_logits :], axis_name)
+        return pages, *answers(rows, x, num_features)
 
     def dense(self, tokens: jax.Array, axis_name: str | None = None) -> jax.Array:
         """Read whole texts i32[S, Q] without a cache; f32[S, Q, V] logits of all."""

@@ -16,6 +16,7 @@ from jax import lax
 
 __all__ = [
     "Split",
+    "answers",
     "at_last",
     "embedded",
     "linear",
@@ -89,10 +90,29 @@ def linear(x: jax.Array, weight: nnx.Param) -> jax.Array:
     return out.reshape(*x.shape[:-1], -1)
 
 
-def at_last(rows: jax.Array, num_new: jax.Array) -> jax.Array:
-    """Take row num_new - 1 (row 0 where there is none): [S, Q, ...] to [S, 1, ...]."""
-    last = jnp.maximum(num_new - 1, 0).reshape((-1,) + (1,) * (rows.ndim - 1))
-    return jnp.take_along_axis(rows, last, axis=1)
+def at_last(rows: jax.Array, num_new: jax.Array, count: int = 1) -> jax.Array:
+    """Take the last `count` of num_new rows: [S, Q, ...] to [S, count, ...].
+
+    Where there are fewer, row 0 stands in front of them.
+    """
+    ahead = jnp.arange(-count, 0, dtype=jnp.int32)[None]
+    last = jnp.maximum(num_new[:, None] + ahead, 0)
+    return jnp.take_along_axis(
+        rows, last.reshape(last.shape + (1,) * (rows.ndim - 2)), axis=1
+    )
+
+
+def answers(
+    logits: jax.Array, x: jax.Array, num_features: int
+) -> tuple[jax.Array, ...]:
+    """Return what a step answers: logits [S, n, V] (n = 1: [S, V]), then features.
+
+    Args:
+        x: rows [S, m, D] before the last norm, m >= num_features.
+        num_features: of how many of them; 0: of none.
+    """
+    logits = logits[:, 0] if logits.shape[1] == 1 else logits
+    return (logits, x[:, -num_features:]) if num_features else (logits,)
 
 
 def sum_ranks(x: jax.Array, axis_name: str | None) -> jax.Array:

@@ -16,7 +16,8 @@ Letters: R ranks, P pages, E page bytes, S sequences, Q new tokens.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -36,10 +37,11 @@ __all__ = ["AXIS", "StepFn", "Weights", "load", "make_step", "page_sharding"]
 
 AXIS = "tp"
 
-StepFn = Callable[..., tuple[jax.Array, jax.Array]]
+StepFn = Callable[..., tuple[jax.Array, ...]]
 """(weights, pages u8[R, P, E], tokens i32[S, Q], starts i32[S], num_new i32[S],
 tables: a GroupTable a group) -> (pages, logits f32[S, V]); V counts the padded
-vocabulary."""
+vocabulary. Keywords num_logits=n and num_features=m, both static, ask for logits
+f32[S, n, V] of the last n new tokens, and features f32[S, m, D] after them."""
 
 
 @jax.tree_util.register_dataclass
@@ -106,8 +108,9 @@ def make_step(envelopes: tuple[Envelope, ...], mesh: Mesh | None = None) -> Step
     """Return the pure step of all ranks: write what tokens leave, give next logits.
 
     Jit it and donate its pages (argument 1): they are updated in place. A row's logits
-    are those of its last new token; padded rows of the vocabulary are -inf. On a mesh
-    the logits are sharded over ranks along the vocabulary.
+    are those of its last new token, or of several (see `StepFn`); padded rows of the
+    vocabulary are -inf. On a mesh the logits are sharded over ranks along the
+    vocabulary.
 
     Args:
         envelopes: rank 0's page of each group, cut to the pool's; the pages of all
@@ -120,15 +123,19 @@ def make_step(envelopes: tuple[Envelope, ...], mesh: Mesh | None = None) -> Step
     for envelope in envelopes:
         _require_one_array(envelope)
 
-    def step(weights, pages, tokens, starts, num_new, tables):
+    def step(
+        weights, pages, tokens, starts, num_new, tables, num_logits=1, num_features=0
+    ):
         _require_ranks(weights, pages)
         _require_tables(envelopes, tables)
         batch = (tokens, starts, num_new, tables)
+        asked = _Asked(num_logits, num_features)
         if mesh is not None:
-            return _on_mesh(mesh, envelopes, weights, pages, batch)
+            return _on_mesh(mesh, envelopes, asked, weights, pages, batch)
         if weights.ranks > 1:
-            return _stacked(envelopes, weights, pages, batch)
-        return _held(envelopes, None, weights, pages, batch)
+            return _stacked(envelopes, asked, weights, pages, batch)
+        pages, logits, *features = _held(envelopes, asked, None, weights, pages, batch)
+        return pages, logits, *_of_one_rank(features)
 
     return step
 
@@ -146,47 +153,70 @@ def _decoder(partition, own: Mapping[str, np.ndarray]) -> nnx.Module:
     return _DECODERS[type(partition)](partition, own)
 
 
-def _on_mesh(mesh, envelopes, weights, pages, batch):
+class _Asked(NamedTuple):
+    """Of how many of the last new tokens logits and features are asked for."""
+
+    num_logits: int
+    num_features: int
+
+
+def _on_mesh(mesh, envelopes, asked, weights, pages, batch):
     """Run every rank on its own device; their axis is the mesh's."""
     _require_mesh(mesh, weights.ranks)
     ranks, everywhere = _by_rank(mesh), PartitionSpec()
     run = jax.shard_map(
-        functools.partial(_held, envelopes, AXIS),
+        functools.partial(_held, envelopes, asked, AXIS),
         mesh=mesh,
         in_specs=(
             Weights(ranks, everywhere, weights.graph),
             ranks,
             everywhere,
         ),
-        out_specs=(ranks, PartitionSpec(None, *ranks)),
+        out_specs=(
+            ranks,
+            PartitionSpec(*[None] * (1 + (asked.num_logits > 1)), *ranks),
+            *[ranks] * bool(asked.num_features),
+        ),
     )
-    return run(weights, pages, batch)
+    pages, logits, *features = run(weights, pages, batch)
+    return pages, logits, *_of_one_rank(features)
 
 
-def _stacked(envelopes, weights, pages, batch):
+def _stacked(envelopes, asked, weights, pages, batch):
     """Run every rank on one device; their axis is a batch axis."""
     run = jax.vmap(
-        functools.partial(_rank_step, envelopes, AXIS),
+        functools.partial(_rank_step, envelopes, asked, AXIS),
         in_axes=(Weights(0, None, weights.graph), 0, None),
-        out_axes=(0, 1),
+        out_axes=(0, -2, *[0] * bool(asked.num_features)),
         axis_name=AXIS,
     )
-    pages, logits = run(weights, pages, batch)
-    return pages, logits.reshape(logits.shape[0], -1)
+    pages, logits, *features = run(weights, pages, batch)
+    logits = logits.reshape(*logits.shape[:-2], -1)
+    return pages, logits, *_of_one_rank(features)
 
 
-def _held(envelopes, axis_name, weights, pages, batch):
-    """Run the one rank that this device holds, under its rank axis of length 1."""
+def _of_one_rank(features: Sequence[jax.Array]) -> list[jax.Array]:
+    """Drop the rank axis of what every rank has alike."""
+    return [rows[0] for rows in features]
+
+
+def _held(envelopes, asked, axis_name, weights, pages, batch):
+    """Run the one rank that this device holds, under its rank axis of length 1.
+
+    Logits have none: they are sharded along the vocabulary.
+    """
     split = jax.tree.map(lambda leaf: leaf.squeeze(0), weights.split)
     own = dataclasses.replace(weights, split=split)
-    pages, logits = _rank_step(envelopes, axis_name, own, pages.squeeze(0), batch)
-    return pages[None], logits
+    pages, logits, *features = _rank_step(
+        envelopes, asked, axis_name, own, pages.squeeze(0), batch
+    )
+    return pages[None], logits, *[rows[None] for rows in features]
 
 
-def _rank_step(envelopes, axis_name, weights, pages, batch):
+def _rank_step(envelopes, asked, axis_name, weights, pages, batch):
     """Run one rank's decoder; no rank axis."""
     decoder = nnx.merge(weights.graph, weights.split, weights.shared)
-    return decoder.paged(pages, envelopes, *batch, axis_name=axis_name)
+    return decoder.paged(pages, envelopes, *batch, axis_name, *asked)
 
 
 def _by_rank(mesh: Mesh) -> PartitionSpec:

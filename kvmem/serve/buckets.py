@@ -22,11 +22,17 @@ _FIRST_WIDTH = 128
 
 
 class Bucket(NamedTuple):
-    """Static shapes of one step: rows S, new tokens a row Q, table width M in pages."""
+    """Static shapes of one step: rows S, new tokens a row Q, table width M in pages.
+
+    `logits` of the last new tokens of each row are computed, and `features` of them
+    returned too (0: of none).
+    """
 
     rows: int
     tokens: int
     pages: int
+    logits: int = 1
+    features: int = 0
 
     def width(self, group: LifecycleGroup) -> int:
         """Return the columns of a group's table: of a window, the most it holds."""

@@ -1,6 +1,6 @@
 """The step: one compiled program a bucket, from a pool and a batch to logits.
 
-    translate the tables ► write keys and values ► attend ► logits of each last token
+    translate the tables ► write keys and values ► attend ► logits of the last tokens
 
 `step` is pure: it may be jitted, donated and traced into a larger program. `Stepper`
 holds what does not change between steps (weights, placement) and counts traces. The
@@ -10,6 +10,9 @@ nothing.
     stepper = Stepper(model, groups, topology, order)
     batch = stepper.pack(rows, bucket)
     pool, logits = stepper(pool, batch)        # donates the pool; f32[S, V]
+
+A bucket of several logits gives f32[S, n, V], those of each row's last n new tokens;
+one of features gives f32[S, m, D] after the logits.
 """
 
 import collections
@@ -52,7 +55,7 @@ class Batch:
 
 def step(
     ranks: parallel.StepFn, pool: pools.Pool, weights: parallel.Weights, batch: Batch
-) -> tuple[pools.Pool, jax.Array]:
+) -> tuple[pools.Pool, ...]:
     """Compute a batch; donate `pool` where you jit.
 
     Args:
@@ -62,7 +65,8 @@ def step(
         batch: tables in virtual pages.
 
     Returns:
-        The pool, and f32[S, V] logits of each row's last new token.
+        The pool, and the logits of each row's last new tokens; then their features, if
+        the bucket asks for any.
     """
     tables = tuple(
         _physical(pool, group, table, batch.starts * 0 if first is None else first)
@@ -70,10 +74,17 @@ def step(
             zip(batch.tables, batch.firsts, strict=True)
         )
     )
-    pages, logits = ranks(
-        weights, pool.pages, batch.tokens, batch.starts, batch.num_new, tables
+    pages, *answers = ranks(
+        weights,
+        pool.pages,
+        batch.tokens,
+        batch.starts,
+        batch.num_new,
+        tables,
+        num_logits=batch.bucket.logits,
+        num_features=batch.bucket.features,
     )
-    return dataclasses.replace(pool, pages=pages), logits
+    return dataclasses.replace(pool, pages=pages), *answers
 
 
 def _physical(pool: pools.Pool, group: int, table: jax.Array, first: jax.Array):
@@ -126,7 +137,7 @@ class Stepper:
         """Where the pool's pages live; None: on one device."""
         return parallel.page_sharding(self.mesh)
 
-    def __call__(self, pool: pools.Pool, batch: Batch) -> tuple[pools.Pool, jax.Array]:
+    def __call__(self, pool: pools.Pool, batch: Batch) -> tuple[pools.Pool, ...]:
         """Donates `pool`. Compute a batch; see `step`."""
         return dispatch.call(self._jitted, pool, self.weights, batch)
 

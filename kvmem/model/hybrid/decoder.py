@@ -28,6 +28,7 @@ from kvmem.model.hybrid.spec import HybridSpec
 from kvmem.model.hybrid.step import Step
 from kvmem.model.ops import (
     Split,
+    answers,
     at_last,
     embedded,
     linear,
@@ -138,8 +139,10 @@ class HybridDecoder(nnx.Module):
         num_new: jax.Array,
         tables: tuple[GroupTable, ...],
         axis_name: str | None = None,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Read new tokens after those in the pages; logits of the last one of each.
+        num_logits: int = 1,
+        num_features: int = 0,
+    ) -> tuple[jax.Array, ...]:
+        """Read new tokens after those in the pages; logits of the last ones of each.
 
         Donate `pages` where you jit: they are updated in place.
 
@@ -151,17 +154,24 @@ class HybridDecoder(nnx.Module):
             num_new: i32[S] how many of the Q are real; 0: the row takes no part.
             tables: the physical pages of each group, in the order of groups.
             axis_name: the mesh axis that sums over ranks; None: one rank.
+            num_logits: of how many of the last new tokens, n; row n - 1 is that of
+                token num_new - 1. Where fewer are new, rows of token 0 stand in front.
+            num_features: of how many of them the rows before the last norm are
+                returned too, m; 0: of none.
 
         Returns:
-            The pages, and f32[S, V] logits of token num_new - 1, this rank's rows of
-            the vocabulary.
+            The pages, and f32[S, n, V] logits, this rank's rows of the vocabulary; of
+            one token f32[S, V]. With features f32[S, m, D] after them.
         """
         step = Step.of(envelopes, tables, starts, num_new, tokens.shape[1])
         x = self._embedded(tokens, axis_name)
         for layer in self.layers:
             pages, mixed = layer.mixer.paged(pages, step, layer.enter(x))
             x = layer.leave(x, mixed, axis_name)
-        return pages, self._logits(at_last(x, num_new), axis_name)[:, 0]
+        asked = max(num_logits, num_features)
+        x = at_last(x, num_new, asked)
+        rows = self._logits(x[:, asked - num_logits :], axis_name)
+        return pages, *answers(rows, x, num_features)
 
     def dense(
         self,
