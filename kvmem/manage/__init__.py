@@ -22,12 +22,14 @@ from kvmem.manage.admission import (
 from kvmem.manage.demand import Batch, Row, rows_floor
 from kvmem.manage.divide import divide
 from kvmem.manage.grouped import grouped
-from kvmem.manage.manager import Manager, Quota, key_of, need, peak
+from kvmem.manage.manager import Manager, Quota, as_built, key_of, need, peak
 from kvmem.manage.owners import Claims, reserve
 from kvmem.manage.rebalance import (
+    Due,
     Knobs,
     Observed,
     Resize,
+    dues,
     is_due,
     needs_adjustment,
     observe,
@@ -42,7 +44,13 @@ from kvmem.manage.select import (
     preference_of,
     select,
 )
-from kvmem.manage.shortage import Evictions, evictions, least_tokens
+from kvmem.manage.shortage import (
+    Evictions,
+    beyond_shares,
+    evictions,
+    granted_at_most,
+    least_tokens,
+)
 from kvmem.manage.static_split import static_split
 
 __all__ = [
@@ -50,6 +58,7 @@ __all__ = [
     "Admission",
     "Batch",
     "Claims",
+    "Due",
     "Evictions",
     "Knobs",
     "Manager",
@@ -64,10 +73,14 @@ __all__ = [
     "Selection",
     "Shortage",
     "admit",
+    "as_built",
+    "beyond_shares",
     "demand",
     "divide",
+    "dues",
     "evictions",
     "give_back",
+    "granted_at_most",
     "grouped",
     "is_due",
     "key_of",

@@ -26,7 +26,7 @@ from kvmem.budget import PoolPages
 from kvmem.budget.members import Member
 from kvmem.geometry import LifecycleGroup
 
-__all__ = ["Manager", "Quota", "assemble", "key_of", "need", "peak"]
+__all__ = ["Manager", "Quota", "as_built", "assemble", "key_of", "need", "peak"]
 __all__ += ["require_members"]
 
 
@@ -63,6 +63,12 @@ class Manager:
     def nbytes(self) -> int:
         """What all its pools take on a rank."""
         return sum(pool.nbytes for pool in self.pools)
+
+    def due(self, index: int) -> int:
+        """Return the vpages that a group's share of all bytes makes, one at least."""
+        quota = self.quotas[index]
+        page_nbytes = self.pools[quota.pool].page_nbytes * quota.extents
+        return max(1, int(quota.share * self.nbytes) // page_nbytes)
 
     def index(self, group: str) -> int:
         """Return the place of a group by its key.
@@ -154,6 +160,22 @@ def assemble(
             )
         )
     return Manager(name, tuple(quotas), tuple(pools))
+
+
+def as_built(name: str, keys: Sequence[str], pool: PoolPages) -> Manager:
+    """Return the quotas that a pool keeps by itself: ids that exist, and no more.
+
+    Args:
+        name: of the manager that the pool was divided by.
+        keys: of its groups.
+        pool: the one that all of them draw from.
+    """
+    rows = zip(keys, pool.num_vpages, pool.extents, strict=True)
+    quotas = tuple(
+        Quota(key, 0, extents, 0, count * extents / pool.pages, count)
+        for key, count, extents in rows
+    )
+    return Manager(name, quotas, (pool,))
 
 
 def need(members: Sequence[Member], lengths: Sequence[int]) -> tuple[int, ...]:

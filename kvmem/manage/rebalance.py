@@ -1,10 +1,11 @@
-"""Rebalancing: pools sized anew for the sequences that really come, when all is idle.
+"""Rebalancing: quotas set anew for the sequences that really come, when all is idle.
 
 Every sequence that ends says how much it reused and how long it was. Means that forget
-slowly give a typical row; from it follow the pages that each pool should have. The law:
-nothing moves until enough was seen, enough time has passed, some pool is off by more
-than a factor, and no sequence holds a page; and pools that shrink do so before any
-grows, so that at no moment more bytes are taken than the manager was given.
+slowly give a typical row; from it follow the pages that each pool, and each group of a
+pool, should have. The law: nothing moves until enough was seen, enough time has passed,
+some pool or group is off by more than a factor, and no sequence holds a page; and pools
+that shrink do so before any grows, so that at no moment more bytes are taken than the
+manager was given.
 
     seen = observe(seen, knobs, reused=512, history=1_800, capacity=2_048)
     if is_due(seen, knobs):
@@ -14,7 +15,9 @@ grows, so that at no moment more bytes are taken than the manager was given.
 
 The rule and its five numbers are those of TensorRT-LLM's second manager. Lengths are
 averaged by their squares: a long sequence ends as rarely as a short one, but stays
-longer. Pools that merged into one free list have nothing to rebalance.
+longer. Groups of one pool draw from one free list, so none of its pages move: what is
+rebalanced there is what each group is due of the cache when pages are short
+(`shortage.beyond_shares`).
 """
 
 import dataclasses
@@ -27,8 +30,8 @@ from kvmem.manage.demand import Batch, Row
 from kvmem.manage.grouped import grouped
 from kvmem.manage.manager import Manager
 
-__all__ = ["Knobs", "Observed", "Resize", "is_due", "needs_adjustment", "observe"]
-__all__ += ["retarget", "steps"]
+__all__ = ["Due", "Knobs", "Observed", "Resize", "dues", "is_due", "needs_adjustment"]
+__all__ += ["observe", "retarget", "steps"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +105,15 @@ class Resize:
     """
 
     pool: int
+    before: int
+    after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Due:
+    """What one group is due of its pool, in vpages, by the manager before and after."""
+
+    group: str
     before: int
     after: int
 
@@ -189,10 +201,10 @@ def needs_adjustment(
     knobs: Knobs,
     elapsed_s: float,
 ) -> bool:
-    """Say whether the pools are far enough off, seen often enough, and long enough ago.
+    """Say whether quotas are far enough off, seen often enough, and long enough ago.
 
     Args:
-        manager: as the pools are.
+        manager: as the pools, and the dues of their groups, are.
         target: as they should be.
         seen: the observations behind the target.
         knobs: the thresholds.
@@ -201,8 +213,25 @@ def needs_adjustment(
     if seen.samples < knobs.min_samples or elapsed_s < knobs.min_interval_s:
         return False
     return any(
-        max(step.after, step.before) > knobs.threshold * min(step.after, step.before)
-        for step in _changes(manager, target)
+        max(each.after, each.before) > knobs.threshold * min(each.after, each.before)
+        for each in (*_changes(manager, target), *dues(manager, target))
+    )
+
+
+def dues(manager: Manager, target: Manager) -> tuple[Due, ...]:
+    """Return what the groups that share a pool are due, before and after.
+
+    A group with a pool of its own is due the whole of it.
+
+    Raises:
+        IncompatiblePlan: as of `steps`.
+    """
+    _require_same_groups(manager, target)
+    pools = [quota.pool for quota in manager.quotas]
+    return tuple(
+        Due(quota.group, manager.due(index), target.due(index))
+        for index, quota in enumerate(manager.quotas)
+        if pools.count(quota.pool) > 1
     )
 
 
@@ -230,7 +259,7 @@ def steps(manager: Manager, target: Manager, holding: int) -> tuple[Resize, ...]
     return tuple(sorted(_changes(manager, target), key=lambda s: s.after > s.before))
 
 
-def _changes(manager: Manager, target: Manager) -> list[Resize]:
+def _require_same_groups(manager: Manager, target: Manager) -> None:
     if manager.name != target.name or [
         (quota.group, quota.pool) for quota in manager.quotas
     ] != [(quota.group, quota.pool) for quota in target.quotas]:
@@ -242,6 +271,10 @@ def _changes(manager: Manager, target: Manager) -> list[Resize]:
                 "Build both with `grouped` from the same members",
             )
         )
+
+
+def _changes(manager: Manager, target: Manager) -> list[Resize]:
+    _require_same_groups(manager, target)
     pairs = zip(manager.pools, target.pools, strict=True)
     return [
         Resize(index, old.pages, new.pages)

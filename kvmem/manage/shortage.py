@@ -11,16 +11,23 @@ one vpage less of any group, it does not.
 
     evictions(manager, room, needs, evictable)     # (0, 21): 21 pages of group 1
     least_tokens(nbytes=34_971_520, token_nbytes=27_648)      # 1,265
+
+A cache that knows which of its pages are cold asks in steps: whether all of it would do
+(`granted_at_most`), what is lacking still (`admit`), and whose pages are of least use
+(`beyond_shares`). Cached texts are of use whole: a group's share is what it keeps of
+each, so cached pages beyond the share are those that the others have no text for.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from kvmem import errors
 from kvmem.manage.admission import Admission, Room, Shortage, admit, give_back
 from kvmem.manage.manager import Manager
 
-__all__ = ["Evictions", "evictions", "least_tokens"]
+__all__ = ["Evictions", "beyond_shares", "evictions", "granted_at_most"]
+__all__ += ["least_tokens"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +60,7 @@ def evictions(
         The evictions, all zero when none is needed; or the shortage that would remain
         if everything were evicted: then preempt, or wait.
     """
-    _require_held(manager, room, evictable)
-    everything = give_back(manager, room, evictable)
-    if isinstance(short := admit(manager, everything, needs), Shortage):
+    if isinstance(short := granted_at_most(manager, room, needs, evictable), Shortage):
         return short
     counts = [0] * len(manager.quotas)
     givers = tuple(order) if order is not None else _order(manager, needs, evictable)
@@ -69,6 +74,37 @@ def evictions(
     if isinstance(answer, Shortage):  # an order that leaves groups out
         return answer
     return Evictions(tuple(counts), answer)
+
+
+def granted_at_most(
+    manager: Manager, room: Room, needs: Sequence[int], evictable: Sequence[int]
+) -> Admission | Shortage:
+    """Say whether `needs` may be taken once everything evictable is gone.
+
+    Args: as of `evictions`.
+
+    Raises:
+        InvalidId: more evictable vpages than are held.
+    """
+    _require_held(manager, room, evictable)
+    return admit(manager, give_back(manager, room, evictable), needs)
+
+
+def beyond_shares(manager: Manager, evictable: Sequence[int]) -> tuple[int, ...]:
+    """Return i[G]: the cached vpages of each group beyond its share of all cached.
+
+    Args:
+        manager: the shares, which add up to 1 over the groups of a pool that they
+            divide; shares of 1 each leave nobody beyond.
+        evictable: i[G] vpages that only the cache holds.
+    """
+    sizes = [manager.pools[q.pool].page_nbytes * q.extents for q in manager.quotas]
+    total = sum(count * size for count, size in zip(evictable, sizes, strict=True))
+    rows = zip(manager.quotas, evictable, sizes, strict=True)
+    return tuple(
+        max(0, count - math.ceil(quota.share * total / size))
+        for quota, count, size in rows
+    )
 
 
 def least_tokens(nbytes: int, token_nbytes: int, dcp: int = 1) -> int:

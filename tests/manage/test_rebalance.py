@@ -163,14 +163,36 @@ class TestWhenItIsTime:
                 manage.steps(mine, other, holding=0)
 
 
-def test_pools_that_merged_have_nothing_to_rebalance(members):
+def test_groups_of_one_pool_are_due_other_shares_and_no_page_moves(members):
     made = members()
     short = manage.retarget(made, 512 * MIB, after([64]))
     long = manage.retarget(made, 512 * MIB, after([32_768]))
     assert short.pools == long.pools and manage.steps(short, long, holding=0) == ()
-    assert not manage.needs_adjustment(
-        short, long, Observed(samples=9_999), Knobs(), 1e9
+    full, window = manage.dues(short, long)
+    pages = short.pools[0].pages
+    assert (full.group, full.before, window.before) == (
+        "target/full",
+        pages // 2,
+        pages // 2,
     )
+    assert (full.after, window.after) == (pages * 1024 // 1028, pages * 4 // 1028)
+    assert sum(each.after for each in (full, window)) <= pages
+    seen = Observed(samples=9_999)
+    assert manage.needs_adjustment(short, long, seen, Knobs(), 1e9)
+    assert not manage.needs_adjustment(short, short, seen, Knobs(), 1e9)
+    few = Observed(samples=1_999)
+    assert not manage.needs_adjustment(short, long, few, Knobs(), 1e9)
+
+
+def test_a_group_with_a_pool_of_its_own_has_no_share_beside_its_pages(stage):
+    short = manage.retarget(stage, 512 * MIB, after([64]))
+    long = manage.retarget(stage, 512 * MIB, after([32_768]))
+    assert manage.dues(short, long) == ()
+
+
+def test_a_share_too_small_for_a_page_is_due_one(members):
+    manager = manage.retarget(members(), 512 * MIB, after([1 << 24]))
+    assert manager.due(1) == 1
 
 
 @pytest.mark.parametrize(

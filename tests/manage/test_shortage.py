@@ -106,6 +106,53 @@ def test_a_group_over_its_quota_can_only_give_up_its_own(members):
     assert manage.evictions(free, room, (3, 0), (0, 22)).counts == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("evictable", "beyond"),
+    [
+        ((40, 5), (0, 0)),  # 40 pages each: half and half
+        ((39, 5), (0, 0)),  # a page is no whole state too many
+        ((20, 5), (0, 1)),  # 60 pages are cached, 30 of them are due: four states
+        ((64, 2), (24, 0)),
+        ((0, 5), (0, 2)),
+        ((60, 0), (30, 0)),
+        ((0, 0), (0, 0)),
+    ],
+)
+def test_cached_pages_beyond_a_share_are_those_the_others_have_no_text_for(
+    evictable, beyond
+):
+    manager = hybrid(100, 8)
+    assert manage.beyond_shares(manager, evictable) == beyond
+
+
+def test_nobody_is_beyond_a_share_of_everything():
+    manager = manage.as_built("any", "ab", PoolPages(64, 80, (0, 1), (80, 10), (1, 8)))
+    assert [quota.share for quota in manager.quotas] == [1.0, 1.0]
+    assert manage.beyond_shares(manager, (80, 0)) == (0, 0)
+    assert manage.beyond_shares(manager, (0, 10)) == (0, 0)
+
+
+def test_a_pool_as_it_was_built_grants_the_ids_that_it_has():
+    pool = PoolPages(64, 100, (0, 1), (60, 5), (1, 8))
+    manager = manage.as_built("static_split", ("full", "state"), pool)
+    assert manager.objections() == () and manager.pools == (pool,)
+    everything = manage.admit(manager, manage.unused(manager), (60, 5))
+    assert isinstance(everything, Admission)
+    for needs in ((61, 0), (0, 6)):
+        short = manage.admit(manager, manage.unused(manager), needs)
+        assert (short.law, short.missing) == ("quota", 1)
+
+
+def test_all_that_is_cached_is_the_most_that_can_be_had():
+    manager = hybrid(100, 8)
+    room = Room((3,), (57, 5))
+    assert isinstance(manage.granted_at_most(manager, room, (0, 1), (5, 0)), Admission)
+    short = manage.granted_at_most(manager, room, (0, 1), (4, 0))
+    assert (short.law, short.missing) == ("pool", 1)
+    with pytest.raises(errors.InvalidId):
+        manage.granted_at_most(manager, room, (0, 1), (58, 0))
+
+
 def test_more_evictable_than_held_is_refused():
     with pytest.raises(errors.InvalidId, match="of target/state too"):
         manage.evictions(hybrid(100, 8), Room((0,), (60, 5)), (1, 0), (60, 6))
