@@ -23,14 +23,14 @@ from kvmem.config.model import ModelConfig
 from kvmem.config.pool import PoolConfig
 from kvmem.config.speculative import SpeculativeConfig
 from kvmem.config.store import StoreConfig
-from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.geometry import LifecycleGroup, Term, Topology
 from kvmem.model import page_rows
 from kvmem.model.cache_facts import CacheSpec
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.partitions import AnyPartition, AnySpec, partition_of
 from kvmem.serve import ServeConfig
 from kvmem.settings import Override, Setting
-from kvmem.speculative import SpecPlan, check
+from kvmem.speculative import SpecPlan, capacity, check, place
 
 __all__ = ["Config", "ModelConfig", "PoolConfig", "ServeConfig", "SpeculativeConfig"]
 __all__ += ["StoreConfig", "explain", "load"]
@@ -134,7 +134,8 @@ class Config:
         if self.draft is not None or self.speculative.algorithm is not None:
             engines = "two" if self.speculative.algorithm == "two_engine" else "one"
         plan = manage.Plan(self.spec.name, engines)
-        preference = manage.preference_of(*self.groups())
+        placed = place(self.spec_plan(), self.groups(), self.draft_groups())
+        preference = manage.preference_of(*placed.joint)
         return manage.select(self.pool.manager, preference, plan)
 
     def budget(self) -> Budget:
@@ -275,25 +276,34 @@ class Config:
         return faults
 
     def _solve(self, limits: tuple[Limit, ...]) -> Budget:
-        groups = self.groups()
+        plan = self.spec_plan()
+        groups, followers = place(plan, self.groups(), self.draft_groups())
         solved = budget.solve(
             groups,
             self.topology,
             limits,
             order=self.pool.order,
-            draft=self.draft_groups(),
+            draft=followers,
             max_pages=self.pool.pages,
             kind=self.pool.kind,
             sequences=self.serve.max_batch,
             max_length=self.serve.max_length,
-            step=self.serve.prefill_chunk,
+            step=max(self.serve.prefill_chunk, plan.num_verified),
             window_ratio=self.pool.window_ratio,
+            fixed=self._workspaces(plan),
         )
         members = manage.members_of(
             groups, self.topology, self.pool.order, self.pool.kind
         )
         shares = self.pool.shares or None
         return manage.divide(solved, members, self.manager().name, shares)
+
+    def _workspaces(self, plan: SpecPlan) -> tuple[Term, ...]:
+        """Return what drafting holds beside the pools: logits of what is verified."""
+        vocab = getattr(self.spec, "vocab", None)
+        if plan.algorithm is None or vocab is None:
+            return ()
+        return (capacity.workspace_term(plan, row_nbytes=4 * vocab),)
 
 
 def load[T](

@@ -10,7 +10,7 @@ in words, and nothing that a plan says is passed over.
 """
 
 from kvmem import errors
-from kvmem.speculative import rules_kvmem
+from kvmem.speculative import capacity, rules_kvmem
 from kvmem.speculative.gates import Advice, Gate, Verdict, Violation, judge
 from kvmem.speculative.plan import (
     MODEL_KINDS,
@@ -20,20 +20,35 @@ from kvmem.speculative.plan import (
     Server,
     SpecPlan,
 )
+from kvmem.speculative.terms import (
+    HOMES,
+    DraftPool,
+    Placed,
+    draft_pool,
+    draft_term,
+    place,
+)
 
 __all__ = [
+    "HOMES",
     "MODEL_KINDS",
     "POOL_KINDS",
     "RULES",
     "STEPS",
     "Advice",
     "Backends",
+    "DraftPool",
     "Gate",
+    "Placed",
     "Server",
     "SpecPlan",
     "Verdict",
     "Violation",
+    "capacity",
     "check",
+    "draft_pool",
+    "draft_term",
+    "place",
     "require",
     "verdicts",
 ]
