@@ -6,8 +6,8 @@ token whose page is inside [0, num_pages), the run's bytes of its slot become th
 its record. Row 0 is token `first` of ids i32[n], T = `slots` a page; tokens behind the
 table, tokens of nobody's page, and bytes of no run keep their values.
 
-    export_records.reference(records, pages, ids, table, first, nbytes=256,
-                             slot_stride=256, slots=16)
+    export_records.reference(records, pages, ids, table, first,
+                             layout=Layout(256, 256, 16))
 """
 
 import jax
@@ -18,34 +18,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import limits, records, ring, words
+from pallas_kernels.records import Layout, Tiles
 
 __all__ = ["host", "kernel", "reference", "supports"]
 
 
 def reference(
-    into,
-    pages,
-    ids,
-    table,
-    first,
-    *,
-    nbytes,
-    slot_stride,
-    slots,
-    alignment=None,
-    num_pages=None,
+    into, pages, ids, table, first, *, layout: Layout, num_pages: int | None = None
 ) -> jax.Array:
     """Return the records with the tokens of the pages in them."""
     page, at, in_record = records.indices(
-        pages,
-        ids,
-        table,
-        into,
-        first,
-        nbytes=nbytes,
-        slot_stride=slot_stride,
-        slots=slots,
-        num_pages=num_pages,
+        pages, ids, table, into, first, layout=layout, num_pages=num_pages
     )
     found = pages.at[page, at].get(mode="fill", fill_value=0)
     token = jnp.arange(into.shape[0], dtype=jnp.int32)[:, None, None]
@@ -60,20 +43,16 @@ def host(
     table,
     first,
     *,
-    nbytes,
-    slot_stride,
-    slots,
-    alignment=None,
-    num_pages=None,
+    layout: Layout,
+    num_pages: int | None = None,
 ) -> np.ndarray:
     """Do the same in numpy, in place."""
     num_pages = len(pages) if num_pages is None else num_pages
-    entry, slot = np.divmod(int(first) + np.arange(len(into)), slots)
+    entry, slot = np.divmod(int(first) + np.arange(len(into)), layout.slots)
     page = np.append(ids, -1)[np.minimum(entry, len(ids))]
     named = (page >= 0) & (page < num_pages)
-    sizes = {"nbytes": nbytes, "slot_stride": slot_stride, "slots": slots}
-    for view, at in records.host_views(pages, table, **sizes):
-        into[named, at : at + nbytes] = view[page[named], slot[named]]
+    for view, at in records.host_views(pages, table, layout):
+        into[named, at : at + layout.nbytes] = view[page[named], slot[named]]
     return into
 
 
@@ -84,11 +63,8 @@ def kernel(
     table,
     first,
     *,
-    nbytes,
-    slot_stride,
-    slots,
-    alignment=None,
-    num_pages=None,
+    layout: Layout,
+    num_pages: int | None = None,
     blocks: int = 2 * limits.BLOCKS,
     stages: int | None = None,
     interpret=None,
@@ -101,10 +77,25 @@ def kernel(
     if not (ids.shape[0] and table.shape[0] and into.shape[0]):
         return into
     num_pages = pages.shape[0] if num_pages is None else num_pages
-    tiles = records.tiles_of(into, nbytes, slot_stride, slots, alignment)
+    tiles = layout.tiles(into.shape[1])
     shares = records.share_of(ids, table, tiles, blocks)
-    ring_of = ring.Slots(tiles.tile_nbytes, stages or tiles.stages, 0)
-    num_tokens = into.shape[0]
+    ring_of = ring.Slots(tiles.nbytes, stages or tiles.stages, 0)
+    run = plgpu.kernel(
+        _body(shares, tiles, ring_of, into.shape[0], num_pages),
+        out_type=(),
+        scratch_types=records.scratch(ring_of, shares, table, tiles),
+        grid=(shares.blocks,),
+        grid_names=("block",),
+        interpret=interpret,
+    )
+    out = jax.new_ref(words.as_words(into))
+    listed = shares.padded(ids), records.padded_table(table)
+    run(out, words.as_words(pages), *listed, jnp.reshape(first, 1))
+    return words.as_bytes(out[...])
+
+
+def _body(shares, tiles: Tiles, ring_of: ring.Slots, num_tokens: int, num_pages: int):
+    """Return the body of the kernel."""
 
     def export_records(out_ref, pages_ref, ids_ref, table_ref, first_ref, *scratch):
         # in:  records u32[tokens, record / 4], written; pages u32[P, E / 4];
@@ -121,7 +112,7 @@ def kernel(
 
             @pl.when(walk.wanted(k, num_pages))
             def _():
-                lax.fori_loop(0, tiles.tile_slots, row, None)
+                lax.fori_loop(0, tiles.slots, row, None)
 
         def store_rows(k, slot):
             def row(s, _):
@@ -150,34 +141,11 @@ def kernel(
 
         ring.turn(walk.work.count, ring_of, load, store)
 
-    run = plgpu.kernel(
-        export_records,
-        out_type=(),
-        scratch_types=records.scratch(ring_of, shares, table, tiles),
-        grid=(shares.blocks,),
-        grid_names=("block",),
-        interpret=interpret,
-    )
-    out = jax.new_ref(words.as_words(into))
-    listed = shares.padded(ids), records.padded_table(table)
-    run(out, words.as_words(pages), *listed, jnp.reshape(first, 1))
-    return words.as_bytes(out[...])
+    return export_records
 
 
 def supports(
-    into,
-    pages,
-    ids,
-    table,
-    first,
-    *,
-    nbytes,
-    slot_stride,
-    slots,
-    alignment=None,
-    num_pages=None,
+    into, pages, ids, table, first, *, layout: Layout, num_pages: int | None = None
 ) -> str | None:
     """Say why the kernel cannot serve these shapes, None when it can."""
-    sizes = {"nbytes": nbytes, "slot_stride": slot_stride, "slots": slots}
-    sizes["alignment"] = alignment
-    return records.objection(pages, ids, table, into, **sizes)
+    return records.objection(pages, ids, table, into, layout)

@@ -3,13 +3,13 @@
 Letters: T slots of a page, n entries of a table of pages, K runs. A run is a part of a
 record that is contiguous in a slot: bytes [page_offset + s * slot_stride, + nbytes) of
 a page are bytes [record_offset, + nbytes) of the record of slot s. Runs of one call
-differ only in their two offsets; those of another width are another call.
-
-A record's runs stand at multiples of `alignment` bytes: 16, or 4 (None: 16 where the
-record itself is a multiple of 16).
+share a `Layout` and differ in their two offsets; those of another width are another
+call.
 
 Row r of the records is token first + r of the table: slot (first + r) mod T of entry
 (first + r) div T. The law: a copy that cuts no token moves every slot of a tile.
+
+    Layout(nbytes=256, slot_stride=256, slots=16)    # a head's keys in pages of 16
 """
 
 import dataclasses
@@ -24,72 +24,115 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import limits, lists, ring, words
 
-__all__ = ["Tiles", "Walk", "host_views", "indices", "objection", "padded_table"]
-__all__ += ["scratch", "share_of", "tiles_of", "walk"]
+__all__ = ["Layout", "Tiles", "Walk", "host_views", "indices", "objection"]
+__all__ += ["padded_table", "scratch", "share_of", "walk"]
 
 _TILE_NBYTES = 32 << 10
 _TILE_WORDS = 8_192  # of registers: 64 of each of a block's 128 lanes
 _STAGED_NBYTES = 96 << 10
+_TURNED = 16  # slots whose keys registers hold with their cosines and sines
 LANES = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How each run of a call lies in its slots, in bytes.
+
+    Args:
+        nbytes: of a run.
+        slot_stride: from a slot's run to that of the next.
+        slots: of a page, T.
+        alignment: of runs in a record, 16 or 4; None: 16 where the record is a multiple
+            of 16.
+    """
+
+    nbytes: int
+    slot_stride: int
+    slots: int
+    alignment: int | None = None
+
+    def tiles(self, record_nbytes: int, widths: tuple[int, ...] = ()) -> "Tiles":
+        """Return the tiles of a call: by words where runs of records are not aligned.
+
+        Args:
+            widths: words of rows that registers hold of a tile, besides its own.
+        """
+        alignment = self.alignment
+        if alignment is None:
+            aligned = record_nbytes % limits.ALIGNMENT == 0
+            alignment = limits.ALIGNMENT if aligned else words.WORD_NBYTES
+        by_words = alignment % limits.ALIGNMENT != 0
+        own = (self.nbytes // words.WORD_NBYTES,) if by_words else ()
+        return Tiles(self, by_words, (*own, *widths), _TURNED if widths else self.slots)
 
 
 @dataclasses.dataclass(frozen=True)
 class Tiles:
     """The slots that one unit of work moves of one run of one page."""
 
-    slots: int  # of a page, T
-    nbytes: int
-    slot_stride: int
+    layout: Layout
     by_words: bool  # records stand at multiples of 4 bytes only
+    widths: tuple[int, ...]  # words of rows that registers hold
+    most_slots: int
 
     @property
-    def tile_slots(self) -> int:
+    def slots(self) -> int:
         """Slots of a tile: a divisor of T that shared memory, or registers, hold."""
-        fitting = [s for s in range(1, self.slots + 1) if self.slots % s == 0]
+        whole = self.layout.slots
+        fitting = [s for s in range(1, whole + 1) if whole % s == 0]
         most = _TILE_WORDS * words.WORD_NBYTES if self.by_words else _TILE_NBYTES
-        small = [s for s in fitting if s * self.nbytes <= most] or [1]
-        if self.by_words:
-            whole = [s for s in small if s * self.nbytes // 4 % LANES == 0]
-            small = whole or small
-        return max(small)
+        small = [
+            s
+            for s in fitting
+            if s <= self.most_slots and s * self.layout.nbytes <= most
+        ] or [1]
+        return max([s for s in small if self.fills_lanes(s)] or small)
+
+    def fills_lanes(self, slots: int) -> bool:
+        """Answer whether registers hold rows of `slots` slots a word a lane."""
+        return all(slots * width % LANES == 0 for width in self.widths)
 
     @property
     def per_run(self) -> int:
         """Tiles of one run of one page."""
-        return self.slots // self.tile_slots
+        return self.layout.slots // self.slots
 
     @property
-    def tile_nbytes(self) -> int:
+    def nbytes(self) -> int:
         """Bytes of a tile."""
-        return self.tile_slots * self.nbytes
+        return self.slots * self.layout.nbytes
+
+    @property
+    def row_words(self) -> int:
+        """Words of a run."""
+        return self.layout.nbytes // words.WORD_NBYTES
 
     @property
     def registers(self) -> plgpu.Layout:
         """How a tile lies in registers: a word a lane, in rows of any pitch."""
-        shape = self.tile_slots, self.nbytes // words.WORD_NBYTES
-        return plgpu.Layout.WG_STRIDED(shape, vec_size=1)
+        return plgpu.Layout.WG_STRIDED((self.slots, self.row_words), vec_size=1)
 
     @property
     def stages(self) -> int:
         """Tiles that are on their way at once."""
-        return max(1, min(16, _STAGED_NBYTES // self.tile_nbytes))
+        return max(1, min(16, _STAGED_NBYTES // self.nbytes))
 
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """A block's tiles while a kernel runs: which bytes unit k of its share moves."""
+    """A block's tiles while a kernel runs: which bytes unit k of its share moves.
+
+    Units of a page go tile by tile, and each tile run by run: records are written in
+    their own order, and what is known of a tile's slots serves all of its runs.
+    """
 
     work: ring.Work
     tiles: Tiles
+    num_runs: int
     num_tokens: int
     ids: object  # ref i32[span], the block's part of the table of pages
     runs: object  # ref i32[padded 2 K]
     first: object  # i32[] token of row 0
-
-    @property
-    def width(self) -> int:
-        """Words of a row of a tile."""
-        return self.tiles.nbytes // words.WORD_NBYTES
 
     def page(self, k):
         """Return the page that unit k reads or writes."""
@@ -97,22 +140,30 @@ class Walk:
 
     def in_page(self, k, s):
         """Return the words of slot s of the tile, in its page."""
-        stride = self.tiles.slot_stride // words.WORD_NBYTES
-        return pl.ds(self._run(k, 0) + (self._first_slot(k) + s) * stride, self.width)
+        stride = self.tiles.layout.slot_stride // words.WORD_NBYTES
+        start = self._run(k, 0) + (self._first_slot(k) + s) * stride
+        return pl.ds(start, self.tiles.row_words)
 
     def in_record(self, k):
         """Return the words of the tile's run, in a record."""
-        return pl.ds(self._run(k, 1), self.width)
+        return pl.ds(self._run(k, 1), self.tiles.row_words)
+
+    def slot(self, k):
+        """Return slot 0 of the tile, counted over the whole table of pages."""
+        return self.work.entry(k) * self.tiles.layout.slots + self._first_slot(k)
 
     def row(self, k):
         """Return the row of the records that slot 0 of the tile is."""
-        slot = self.work.entry(k) * self.tiles.slots + self._first_slot(k)
-        return slot - self.first
+        return self.slot(k) - self.first
+
+    def is_new_tile(self, k):
+        """Answer whether the unit before this one was of other slots, or none."""
+        return (k == 0) | (lax.rem(self.work.chunk(k), self.num_runs) == 0)
 
     def bounds(self, k):
         """Return the slots [low, high) of the tile that have a row."""
         low = jnp.maximum(-self.row(k), 0)
-        return low, jnp.minimum(self.tiles.tile_slots, self.num_tokens - self.row(k))
+        return low, jnp.minimum(self.tiles.slots, self.num_tokens - self.row(k))
 
     def wanted(self, k, num_pages: int):
         """Answer whether any slot of unit k has a row, and its page is somebody's."""
@@ -122,27 +173,28 @@ class Walk:
     def by_words(self, k, tile: Callable, word: Callable) -> None:
         """Move a whole tile by `tile(rows, words)`, a cut one by `word(slot, word)`."""
         low, high = self.bounds(k)
-        is_whole = high - low == self.tiles.tile_slots
+        width = self.tiles.row_words
+        is_whole = high - low == self.tiles.slots
 
         @pl.when(is_whole)
         def _():
-            tile(pl.ds(self.row(k), self.tiles.tile_slots), self.in_record(k))
+            tile(pl.ds(self.row(k), self.tiles.slots), self.in_record(k))
 
         @pl.when(~is_whole)
         def _():
             def one(i, _):
-                word(low + i // self.width, lax.rem(i, self.width))
+                word(low + i // width, lax.rem(i, width))
 
-            lax.fori_loop(0, (high - low) * self.width, one, None)
+            lax.fori_loop(0, (high - low) * width, one, None)
 
         plgpu.commit_smem()  # before a copy reads the tile, or writes it again
 
     def _run(self, k, column):
-        at = 2 * (self.work.chunk(k) // self.tiles.per_run) + column
-        return self.runs[at] // words.WORD_NBYTES
+        run = lax.rem(self.work.chunk(k), self.num_runs)
+        return self.runs[2 * run + column] // words.WORD_NBYTES
 
     def _first_slot(self, k):
-        return lax.rem(self.work.chunk(k), self.tiles.per_run) * self.tiles.tile_slots
+        return self.work.chunk(k) // self.num_runs * self.tiles.slots
 
 
 def walk(shares: lists.Shares, tiles: Tiles, num_tokens: int, inputs, held) -> Walk:
@@ -158,20 +210,11 @@ def walk(shares: lists.Shares, tiles: Tiles, num_tokens: int, inputs, held) -> W
     ring.bulk_load(ids.at[pl.ds(work.base, shares.span)], id_ref, listed)
     ring.bulk_load(table, run_ref, listed)
     plgpu.barrier_wait(listed)
-    return Walk(work, tiles, num_tokens, id_ref, run_ref, first[0])
+    num_runs = shares.per_entry // tiles.per_run
+    return Walk(work, tiles, num_runs, num_tokens, id_ref, run_ref, first[0])
 
 
-def tiles_of(records, nbytes: int, slot_stride: int, slots: int, alignment) -> Tiles:
-    """Return the tiles of a call: by words where runs of records are not aligned."""
-    if alignment is None:
-        aligned = records.shape[1] % limits.ALIGNMENT == 0
-        alignment = limits.ALIGNMENT if aligned else words.WORD_NBYTES
-    return Tiles(slots, nbytes, slot_stride, alignment % limits.ALIGNMENT != 0)
-
-
-def indices(
-    pages, ids, table, records, first, *, nbytes, slot_stride, slots, num_pages
-):
+def indices(pages, ids, table, records, first, *, layout: Layout, num_pages):
     """Return where the runs of tokens stand: page, byte of the page, of the record.
 
     i32[tokens, 1, 1], i32[tokens, K, nbytes], i32[1, K, nbytes]; the page is P, which
@@ -179,20 +222,20 @@ def indices(
     """
     num_pages = pages.shape[0] if num_pages is None else num_pages
     token = first + jnp.arange(records.shape[0], dtype=jnp.int32)
-    entry, slot = jnp.divmod(token, slots)
+    entry, slot = jnp.divmod(token, layout.slots)
     page = ids.at[entry].get(mode="fill", fill_value=lists.NULL)
     page = jnp.where(lists.inside(page, num_pages), page, pages.shape[0])
-    byte = jnp.arange(nbytes, dtype=jnp.int32)
-    at = table[None, :, 0, None] + (slot * slot_stride)[:, None, None]
+    byte = jnp.arange(layout.nbytes, dtype=jnp.int32)
+    at = table[None, :, 0, None] + (slot * layout.slot_stride)[:, None, None]
     in_record = table[None, :, 1, None] + byte[None, None, :]
     return page[:, None, None], at + byte[None, None, :], in_record
 
 
-def host_views(pages: np.ndarray, table, *, nbytes, slot_stride, slots):
+def host_views(pages: np.ndarray, table, layout: Layout):
     """Yield (u8[P, T, nbytes] of the pool, first byte in a record) for each run."""
     for page_offset, record_offset in np.asarray(table).tolist():
-        shape = (len(pages), slots, nbytes)
-        strides = (pages.strides[0], slot_stride, 1)
+        shape = (len(pages), layout.slots, layout.nbytes)
+        strides = (pages.strides[0], layout.slot_stride, 1)
         yield np.ndarray(shape, np.uint8, pages, page_offset, strides), record_offset
 
 
@@ -208,51 +251,61 @@ def padded_table(table) -> jax.Array:
 
 
 def scratch(slots, shares: lists.Shares, table, tiles: Tiles) -> tuple:
-    """Return the scratch of both kernels: tiles, ids, table, and their barriers."""
-    tile = (slots.stages, tiles.tile_slots, tiles.nbytes // words.WORD_NBYTES)
+    """Return the scratch of every kernel: tiles, ids, table, and their barriers."""
     return (
-        plgpu.SMEM(tile, jnp.uint32),
+        plgpu.SMEM((slots.stages, tiles.slots, tiles.row_words), jnp.uint32),
         plgpu.SMEM((shares.span,), jnp.int32),
         plgpu.SMEM((limits.round_up(2 * table.shape[0], 4),), jnp.int32),
-        plgpu.Barrier(num_barriers=slots.stages, num_arrivals=tiles.tile_slots),
+        plgpu.Barrier(num_barriers=slots.stages, num_arrivals=tiles.slots),
         plgpu.Barrier(num_arrivals=2),
     )
 
 
 def objection(
-    pages, ids, table, records, *, nbytes, slot_stride, slots, alignment
+    pages, ids, table, records, layout: Layout, widths=(), more_nbytes: int = 0
 ) -> str | None:
     """Say why no kernel moves these records, None when one does.
 
-    Offsets in a page must be multiples of 16, in a record of `alignment`; those of a
-    table whose values are not known here are the caller's word.
+    Offsets in a page must be multiples of 16, in a record of the layout's alignment;
+    those of a table whose values are not known here are the caller's word.
+
+    Args:
+        widths: as `Layout.tiles` has them.
+        more_nbytes: of shared memory that a kernel takes besides.
     """
     refusal = limits.misaligned(
-        page=pages.shape[1], run=nbytes, slot_stride=slot_stride
+        page=pages.shape[1], run=layout.nbytes, slot_stride=layout.slot_stride
     ) or limits.too_long(pages=pages.shape[0], records=records.shape[0])
     if refusal:
         return refusal
-    if records.shape[1] % words.WORD_NBYTES:
-        return f"records of {records.shape[1]:,} B: registers move words of 4 B"
-    tiles = tiles_of(records, nbytes, slot_stride, slots, alignment)
+    record_nbytes = records.shape[1]
+    if record_nbytes % words.WORD_NBYTES:
+        return f"records of {record_nbytes:,} B: registers move words of 4 B"
+    tiles = layout.tiles(record_nbytes, widths)
     multiple = words.WORD_NBYTES if tiles.by_words else limits.ALIGNMENT
-    if records.shape[1] % multiple:
-        return f"records of {records.shape[1]:,} B, said to be multiples of {multiple}"
-    if not isinstance(table, jax.ShapeDtypeStruct):
-        refusal = limits.misplaced(
-            table[:, 0], limits.ALIGNMENT, "a page"
-        ) or limits.misplaced(table[:, 1], multiple, "a record")
-        if refusal:
-            return refusal
-    if tiles.by_words and tiles.tile_nbytes // 4 % LANES:
+    if record_nbytes % multiple:
+        return f"records of {record_nbytes:,} B, said to be multiples of {multiple}"
+    refusal = _misplaced(table, multiple)
+    if refusal:
+        return refusal
+    if not tiles.fills_lanes(tiles.slots):
         return (
-            f"{slots} slots of {nbytes} B in records of {records.shape[1]:,} B: no "
-            f"tile of them is a multiple of {LANES} words"
+            f"{layout.slots} slots of {layout.nbytes} B in records of "
+            f"{record_nbytes:,} B: no tile of them is a multiple of {LANES} words"
         )
     shares = share_of(ids, table, tiles, 2 * limits.BLOCKS)
-    scratch = tiles.stages * tiles.tile_nbytes
+    held = tiles.stages * tiles.nbytes + more_nbytes
     if ids.shape[0] and table.shape[0]:
-        scratch += 4 * shares.span + 8 * table.shape[0] + 8
+        held += 4 * shares.span + 8 * table.shape[0] + 8
     return limits.too_long(units_of_work=shares.units) or limits.not_in_shared(
-        scratch, tiles.stages + 2
+        held, tiles.stages + 2
     )
+
+
+def _misplaced(table, multiple: int) -> str | None:
+    """Say which run stands where no copy can, None where none does or none is known."""
+    if isinstance(table, jax.ShapeDtypeStruct):
+        return None
+    return limits.misplaced(
+        table[:, 0], limits.ALIGNMENT, "a page"
+    ) or limits.misplaced(table[:, 1], multiple, "a record")

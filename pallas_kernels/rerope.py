@@ -8,7 +8,7 @@ the cosine is 1 and the sine 0 the bytes stay as they are, NaNs among them. An e
 whose id is outside [0, num_pages), or that a later entry repeats, writes nothing.
 
 The arithmetic is float32, and for 16-bit keys the same to the last bit everywhere; see
-`rotation`.
+`rotation`. `import_turned` does the same to records on their way into pages.
 
     cos, sin = rotation.tables(deltas, frequencies)
     rerope.reference(pages, ids, offsets, cos, sin, style="half", dtype="bfloat16",
@@ -22,14 +22,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import limits, lists, ring, rotation, words
+from pallas_kernels import limits, lists, ring, words
+from pallas_kernels.rotation import LANES, Window
 
-__all__ = ["STYLES", "host", "kernel", "reference", "supports"]
+__all__ = ["host", "kernel", "reference", "supports"]
 
-STYLES = ("half", "interleaved")
-_DTYPES = ("bfloat16", "float16", "float32")
 _TILE_ROWS = 16
-_LANES = 128
 _BLOCKS = 8 * limits.BLOCKS
 
 
@@ -43,36 +41,20 @@ def reference(
     style: str,
     dtype: str,
     slot_stride: int,
-    num_pages=None,
+    num_pages: int | None = None,
 ) -> jax.Array:
     """Return the pool with the windows rotated."""
     num_pages = pages.shape[0] if num_pages is None else num_pages
     _, slots, pairs = cos.shape
-    element = jnp.dtype(dtype)
+    window = Window(style, dtype, pairs)
     settled = lists.settle(ids, num_pages)
     page = jnp.where(settled < 0, pages.shape[0], settled)[:, None, None, None]
     slot = jnp.arange(slots, dtype=jnp.int32) * slot_stride
-    byte = jnp.arange(2 * pairs * element.itemsize, dtype=jnp.int32)
+    byte = jnp.arange(window.nbytes, dtype=jnp.int32)
     at = offsets[:, None, None] + slot[None, :, None] + byte[None, None, :]
     old = pages.at[page, at[None]].get(mode="fill", fill_value=0)  # u8[n, K, T, W]
-    keys = lax.bitcast_convert_type(
-        old.reshape(*old.shape[:3], 2 * pairs, element.itemsize), element
-    )
-    shape = (
-        (*keys.shape[:3], 2, pairs) if style == "half" else (*keys.shape[:3], pairs, 2)
-    )
-    axis = -2 if style == "half" else -1
-    x, y = (
-        jnp.take(keys.reshape(shape), half, axis=axis).astype(jnp.float32)
-        for half in (0, 1)
-    )
-    c, s = (jnp.broadcast_to(table[:, None], x.shape) for table in (cos, sin))
-    pair = [part.astype(element) for part in rotation.turned(x, y, c, s, dtype)]
-    new = lax.bitcast_convert_type(jnp.stack(pair, axis=axis), jnp.uint8)
-    still = jnp.stack([rotation.is_still(c, s)] * 2, axis=axis).reshape(keys.shape)
-    new = new.reshape(*keys.shape, element.itemsize)
-    kept = jnp.where(still[..., None], old.reshape(new.shape), new)
-    return pages.at[page, at[None]].set(kept.reshape(old.shape), mode="drop")
+    new = window.turned_bytes(old, cos[:, None], sin[:, None])
+    return pages.at[page, at[None]].set(new, mode="drop")
 
 
 def host(pages: np.ndarray, *arrays, **facts) -> np.ndarray:
@@ -94,40 +76,61 @@ def kernel(
     style: str,
     dtype: str,
     slot_stride: int,
-    num_pages=None,
+    num_pages: int | None = None,
     blocks: int = _BLOCKS,
     interpret=None,
 ) -> jax.Array:
     """Do the same: a tile of slots, its tables once, then every window of the tile."""
     num_pages = pages.shape[0] if num_pages is None else num_pages
     n, slots, pairs = cos.shape
-    if not n * offsets.shape[0]:
+    count = offsets.shape[0]
+    if not n * count:
         return pages
-    width, columns = _words_of(pairs, style, dtype)
-    rows = _tile_rows(slots, columns)
+    window = Window(style, dtype, pairs)
+    rows = window.tile_rows(slots, _TILE_ROWS)
     tiles = n * (slots // rows)
-    per_block = -(-offsets.shape[0] // max(1, min(offsets.shape[0], blocks // tiles)))
-    groups = -(-offsets.shape[0] // per_block)
-    split = _tables_of(cos, sin, style, dtype)
+    per_block = -(-count // max(1, min(count, blocks // tiles)))
+    split = window.by_column(cos, sin)
+    run = plgpu.kernel(
+        _body(window, rows, slots, slot_stride, count, per_block, num_pages),
+        out_type=(),
+        scratch_types=(
+            plgpu.SMEM((rows, window.words), jnp.uint32),
+            *(plgpu.SMEM((rows, window.columns), jnp.float32) for _ in split),
+            plgpu.Barrier(num_arrivals=len(split)),
+            plgpu.Barrier(num_arrivals=rows),
+        ),
+        grid=(tiles, -(-count // per_block)),
+        grid_names=("tile", "group"),
+        interpret=interpret,
+    )
+    pool = jax.new_ref(words.as_words(pages))
+    run(pool, lists.settle(ids, num_pages), offsets, *split)
+    return words.as_bytes(pool[...])
+
+
+def _body(window: Window, rows, slots, slot_stride, count, per_block, num_pages):
+    """Return the body of the kernel."""
+    num_tables = window.num_tables
 
     def rerope(pages_ref, ids_ref, offsets_ref, *refs):
         # in:  pages u32[P, E / 4], written; ids i32[n]; offsets i32[K];
         #      tables f32[n T, columns]
         # scratch: window u32[rows, width], tables f32[rows, columns], barriers
-        table_refs, (window_ref, *held) = refs[: len(split)], refs[len(split) :]
+        table_refs, (window_ref, *held) = refs[:num_tables], refs[num_tables:]
         *held, tabled, loaded = held
         tile = lax.axis_index("tile")
         page = ids_ref[tile // (slots // rows)]
         first_slot = lax.rem(tile, slots // rows) * rows
         first = lax.axis_index("group") * per_block
-        last = jnp.minimum(first + per_block, offsets.shape[0])
+        last = jnp.minimum(first + per_block, count)
 
-        def window(k):
+        def turn(k):
             start = offsets_ref[k] // 4
 
             def at(s):
                 place = start + (first_slot + s) * (slot_stride // 4)
-                return pages_ref.at[page, pl.ds(place, width)]
+                return pages_ref.at[page, pl.ds(place, window.words)]
 
             def load(s, _):
                 ring.bulk_load(at(s), window_ref.at[s], loaded)
@@ -137,7 +140,7 @@ def kernel(
 
             lax.fori_loop(0, rows, load, None)
             plgpu.barrier_wait(loaded)
-            rotation.turn_tile(window_ref, held, rows, columns, style, dtype)
+            window.turn_tile(lambda some: window_ref.at[:, some], held, rows)
             plgpu.commit_smem()
             lax.fori_loop(0, rows, store, None)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -147,50 +150,10 @@ def kernel(
             for table_ref, own in zip(table_refs, held, strict=True):
                 ring.bulk_load(table_ref.at[pl.ds(tile * rows, rows)], own, tabled)
             plgpu.barrier_wait(tabled)
-            lax.fori_loop(first, last, lambda k, _: window(k), None)
+            lax.fori_loop(first, last, lambda k, _: turn(k), None)
             plgpu.wait_smem_to_gmem(0)
 
-    run = plgpu.kernel(
-        rerope,
-        out_type=(),
-        scratch_types=(
-            plgpu.SMEM((rows, width), jnp.uint32),
-            *(plgpu.SMEM((rows, columns), jnp.float32) for _ in split),
-            plgpu.Barrier(num_arrivals=len(split)),
-            plgpu.Barrier(num_arrivals=rows),
-        ),
-        grid=(tiles, groups),
-        grid_names=("tile", "group"),
-        interpret=interpret,
-    )
-    pool = jax.new_ref(words.as_words(pages))
-    run(pool, lists.settle(ids, num_pages), offsets, *split)
-    return words.as_bytes(pool[...])
-
-
-def _words_of(pairs: int, style: str, dtype: str) -> tuple[int, int]:
-    """Return words of a window, and columns of a tile of its pairs."""
-    if dtype == "float32":
-        return 2 * pairs, pairs
-    return pairs, pairs if style == "interleaved" else pairs // 2
-
-
-def _tile_rows(slots: int, columns: int) -> int:
-    """Return the rows of a tile: a divisor of the slots that fills the lanes."""
-    fitting = [
-        rows
-        for rows in range(1, min(slots, _TILE_ROWS) + 1)
-        if slots % rows == 0 and rows * columns % _LANES == 0
-    ]
-    return max(fitting, default=0)
-
-
-def _tables_of(cos, sin, style: str, dtype: str) -> list[jax.Array]:
-    """Return cosines and sines by the column of a tile that they turn."""
-    flat = [table.reshape(-1, table.shape[-1]) for table in (cos, sin)]
-    if style == "interleaved" or dtype == "float32":
-        return flat
-    return [table[:, start::2] for table in flat for start in (0, 1)]
+    return rerope
 
 
 def supports(
@@ -203,30 +166,29 @@ def supports(
     style: str,
     dtype: str,
     slot_stride: int,
-    num_pages=None,
+    num_pages: int | None = None,
 ) -> str | None:
     """Say why the kernel cannot serve these shapes, None when it can."""
-    if style not in STYLES or dtype not in _DTYPES:
-        return f"style {style!r} of {dtype}: one of {STYLES} and of {_DTYPES}"
-    if dtype == "float32" and style == "interleaved":
-        return "interleaved pairs of float32 stand in two lanes' words"
     n, slots, pairs = cos.shape
-    if dtype != "float32" and style == "half" and pairs % 2:
-        return f"{pairs} pairs: two keys of 16 bits share a word"
-    width, columns = _words_of(pairs, style, dtype)
-    refusal = limits.misaligned(
-        page=pages.shape[1],
-        window=4 * width,
-        slot_stride=slot_stride,
-        table=4 * columns,
-    ) or limits.too_long(pages=pages.shape[0], slots=n * slots)
-    refusal = refusal or limits.misplaced(offsets, limits.ALIGNMENT, "a page")
+    window = Window(style, dtype, pairs)
+    refusal = window.objection()
+    refusal = (
+        refusal
+        or limits.misaligned(
+            page=pages.shape[1],
+            window=window.nbytes,
+            slot_stride=slot_stride,
+            table=4 * window.columns,
+        )
+        or limits.too_long(pages=pages.shape[0], slots=n * slots)
+        or limits.misplaced(offsets, limits.ALIGNMENT, "a page")
+    )
     if refusal:
         return refusal
-    rows = _tile_rows(slots, columns)
+    rows = window.tile_rows(slots, _TILE_ROWS)
     if not rows:
         return (
-            f"{slots} slots of {columns} columns: no tile of at most {_TILE_ROWS} "
-            f"slots is a multiple of {_LANES} words"
+            f"{slots} slots of {window.columns} columns: no tile of at most "
+            f"{_TILE_ROWS} slots is a multiple of {LANES} words"
         )
-    return limits.not_in_shared(4 * rows * (width + 4 * columns), 2)
+    return limits.not_in_shared(4 * rows * (window.words + 4 * window.columns), 2)

@@ -6,16 +6,139 @@ with a key is exact in 24 bits; a fused multiply-add then rounds as a multiplica
 and an addition do. Keys of 32 bits have no such room, and agree to an ulp or two.
 """
 
+import dataclasses
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-__all__ = ["is_still", "tables", "turn_tile", "turned"]
+__all__ = ["DTYPES", "LANES", "STYLES", "Window", "is_still", "tables", "turned"]
 
+STYLES = ("half", "interleaved")
+DTYPES = ("bfloat16", "float16", "float32")
+LANES = 128
 # Bits of a cosine that leave its product with a key exact in 24: 24 - 8, 24 - 11.
 _UPPER = {"bfloat16": 0xFFFFFF00, "float16": 0xFFFFF800}
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Keys of a row that turn: `pairs` pairs, whose 2 * pairs elements stand together.
+
+    Pairs are (f, f + pairs) in style "half" and (2 f, 2 f + 1) in "interleaved".
+    """
+
+    style: str
+    dtype: str
+    pairs: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the window."""
+        return 2 * self.pairs * jnp.dtype(self.dtype).itemsize
+
+    @property
+    def words(self) -> int:
+        """Words of the window."""
+        return self.nbytes // 4
+
+    @property
+    def columns(self) -> int:
+        """Words that registers hold of a row at once: of pairs, or of first halves."""
+        return self.words if self.style == "interleaved" else self.words // 2
+
+    @property
+    def num_tables(self) -> int:
+        """Tables of `by_column`."""
+        return 2 if self._is_plain else 4
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.style == "interleaved" or self.dtype == "float32"
+
+    def objection(self) -> str | None:
+        """Say why no kernel turns such keys, None when one does."""
+        if self.style not in STYLES or self.dtype not in DTYPES:
+            return (
+                f"style {self.style!r} of {self.dtype}: one of {STYLES} and of {DTYPES}"
+            )
+        if self.dtype == "float32" and self.style == "interleaved":
+            return "interleaved pairs of float32 stand in two lanes' words"
+        if not self._is_plain and self.pairs % 2:
+            return f"{self.pairs} pairs: two keys of 16 bits share a word"
+        return None
+
+    def turned_bytes(self, old, c, s):
+        """Return windows u8[..., nbytes] turned by f32[..., pairs]: the reference."""
+        element, is_half = jnp.dtype(self.dtype), self.style == "half"
+        keys = lax.bitcast_convert_type(
+            old.reshape(*old.shape[:-1], 2 * self.pairs, element.itemsize), element
+        )
+        split = (2, self.pairs) if is_half else (self.pairs, 2)
+        axis = -2 if is_half else -1
+        paired = keys.reshape(*keys.shape[:-1], *split)
+        x, y = (
+            jnp.take(paired, half, axis=axis).astype(jnp.float32) for half in (0, 1)
+        )
+        c, s = (jnp.broadcast_to(table, x.shape) for table in (c, s))
+        pair = [part.astype(element) for part in turned(x, y, c, s, self.dtype)]
+        new = lax.bitcast_convert_type(jnp.stack(pair, axis=axis), jnp.uint8)
+        still = jnp.stack([is_still(c, s)] * 2, axis=axis).reshape(keys.shape)
+        new, was = (part.reshape(*keys.shape, -1) for part in (new, old))
+        return jnp.where(still[..., None], was, new).reshape(old.shape)
+
+    def by_column(self, cos, sin) -> list:
+        """Return cosines and sines f32[rows, columns], by the column that they turn."""
+        flat = [table.reshape(-1, table.shape[-1]) for table in (cos, sin)]
+        if self._is_plain:
+            return flat
+        return [table[:, start::2] for table in flat for start in (0, 1)]
+
+    def tile_rows(self, slots: int, most: int = 16) -> int:
+        """Return rows that turn at once: a divisor of the slots that fills the lanes.
+
+        0 where there is none.
+        """
+        fitting = [
+            rows
+            for rows in range(1, min(slots, most) + 1)
+            if slots % rows == 0 and rows * self.columns % LANES == 0
+        ]
+        return max(fitting, default=0)
+
+    def turn_tile(self, at: Callable, held, rows: int) -> None:
+        """Turn a tile in shared memory, u32[rows, words], by its tables.
+
+        Each lane has words: of one pair where pairs are interleaved, else the word of
+        two first elements and the word of their two partners.
+
+        Args:
+            at: the reference of some words of every row of the tile.
+            held: references of tables as `by_column` has them, f32[rows, columns].
+        """
+        columns, dtype = self.columns, self.dtype
+        layout = plgpu.Layout.WG_STRIDED((rows, columns), vec_size=1)
+
+        def load(ref):
+            return plgpu.load(ref, layout=layout, optimized=False)
+
+        if self.style == "interleaved":
+            place = at(pl.ds(0, columns))
+            word, c, s = load(place), load(held[0]), load(held[1])
+            pair = turned(*_halves(word, dtype), c, s, dtype)
+            place[...] = jnp.where(is_still(c, s), word, _word(*pair, dtype))
+            return
+        places = [at(pl.ds(part * columns, columns)) for part in (0, 1)]
+        old = [load(place) for place in places]
+        if dtype == "float32":
+            new = _turned_words(old, load(held[0]), load(held[1]))
+        else:
+            new = _turned_twos(old, *(load(table) for table in held), dtype)
+        for place, word in zip(places, new, strict=True):
+            place[...] = word
 
 
 def tables(deltas: np.ndarray, frequencies: np.ndarray):
@@ -49,33 +172,6 @@ def turned(x, y, c, s, dtype: str):
 def is_still(c, s):
     """Answer where a rotation is none, and bytes stay as they are."""
     return (c == 1) & (s == 0)
-
-
-def turn_tile(window_ref, held, rows, columns, style, dtype) -> None:
-    """Rotate a tile in shared memory, u32[rows, words], by tables f32[rows, columns].
-
-    Each lane has words: of one pair where pairs are interleaved, else the word of two
-    first elements and the word of their two partners.
-    """
-    layout = plgpu.Layout.WG_STRIDED((rows, columns), vec_size=1)
-
-    def load(ref):
-        return plgpu.load(ref, layout=layout, optimized=False)
-
-    if style == "interleaved":
-        place = window_ref.at[:, pl.ds(0, columns)]
-        word, c, s = load(place), load(held[0]), load(held[1])
-        pair = turned(*_halves(word, dtype), c, s, dtype)
-        place[...] = jnp.where(is_still(c, s), word, _word(*pair, dtype))
-        return
-    places = [window_ref.at[:, pl.ds(part * columns, columns)] for part in (0, 1)]
-    old = [load(place) for place in places]
-    if dtype == "float32":
-        new = _turned_words(old, load(held[0]), load(held[1]))
-    else:
-        new = _turned_twos(old, *(load(table) for table in held), dtype)
-    for place, word in zip(places, new, strict=True):
-        place[...] = word
 
 
 def _turned_words(old, c, s):

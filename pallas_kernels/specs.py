@@ -22,6 +22,7 @@ import numpy as np
 
 from pallas_kernels import blocked, rotation
 from pallas_kernels.append_tokens import Run
+from pallas_kernels.records import Layout
 
 __all__ = ["MODELS", "TINY", "Argument", "Case", "Model", "cases", "fill"]
 
@@ -48,9 +49,19 @@ class Model:
         return self.layers * self.rows * self.row_nbytes * self.slots
 
     @property
+    def layout(self) -> Layout:
+        """How each row lies in its slots."""
+        return Layout(self.row_nbytes, self.row_nbytes, self.slots)
+
+    @property
     def num_runs(self) -> int:
         """Rows of a token."""
         return self.layers * self.rows
+
+    @property
+    def num_keys(self) -> int:
+        """Rows of a token that turn: of keys and values every other, of latents all."""
+        return self.num_runs // (2 if self.rope[0] == "half" else 1)
 
     def table(self) -> np.ndarray:
         """Return i32[K, 2]: where each row begins in a page, and in a record."""
@@ -71,7 +82,7 @@ MODELS = (
     Model("llama3_8b_tp8_page16", 32, 2, 256, 16, _HALF_128),
     Model("llama3_8b_tp8_page64", 32, 2, 256, 64, _HALF_128),
     Model("deepseek_v32_latent", 61, 1, 1152, 64, _LATENT),
-    Model("deepseek_v32_beside", 61, 1, 1152, 64, record_nbytes=61 * 1284),
+    Model("deepseek_v32_beside", 61, 1, 1152, 64, _LATENT, record_nbytes=61 * 1284),
     Model("deepseek_v32_indexer", 61, 1, 132, 64, shape=blocked.Shape(64, 128, 4)),
     Model("gpt_oss_120b", 18, 16, 128, 16, _HALF_64),
 )
@@ -80,7 +91,7 @@ MODELS = (
 TINY = (
     Model("tiny_half", 1, 2, 64, 16, ("half", 16, 0)),
     Model("tiny_latent", 2, 1, 96, 16, ("interleaved", 16, 32)),
-    Model("tiny_beside", 2, 1, 64, 8, record_nbytes=2 * 68),
+    Model("tiny_beside", 2, 1, 64, 16, ("interleaved", 8, 32), record_nbytes=2 * 68),
     Model("tiny_blocked", 1, 1, 132, 16, shape=blocked.Shape(16, 128, 4)),
 )
 
@@ -196,16 +207,33 @@ def _records(model: Model, pool: Argument, n: int) -> Iterator[Case]:
     rows = Argument("bytes", "uint8", (tokens, width))
     table = Argument("table", "int32", (model.num_runs, 2))
     first = Argument("first", "int32", ())
-    facts = {
-        "nbytes": model.row_nbytes,
-        "slot_stride": model.row_nbytes,
-        "slots": model.slots,
-    }
+    facts = {"layout": model.layout}
     moved = tokens * model.num_runs * model.row_nbytes
     out = (rows, pool, _ids(n, pool), table, first)
     into = (pool, _ids(n, pool), table, rows, first)
     yield Case("export_records", model, out, facts, moved)
     yield Case("import_records", model, into, facts, moved)
+    if model.rope is not None:
+        yield _turned(model, into)
+
+
+def _turned(model: Model, into: tuple[Argument, ...]) -> Case:
+    """Return an import of every key, turned on its way."""
+    style, pairs, offset = model.rope
+    pool, ids, _, rows, first = into
+    keys = Argument("table", "int32", (model.num_keys, 2))
+    angles = (*ids.shape, model.slots, pairs)
+    tables = Argument("cosine", "float32", angles), Argument("sine", "float32", angles)
+    facts = {
+        "layout": model.layout,
+        "style": style,
+        "dtype": "bfloat16",
+        "window_offset": offset,
+    }
+    arguments = (pool, ids, keys, rows, first, *tables)
+    moved = rows.shape[0] * model.num_keys * model.row_nbytes
+    staging = 8 * math.prod(angles) + 4096  # tables by columns
+    return Case("import_turned", model, arguments, facts, moved, True, staging)
 
 
 def _blocks(model: Model, pool: Argument, n: int) -> Iterator[Case]:
@@ -224,7 +252,7 @@ def _blocks(model: Model, pool: Argument, n: int) -> Iterator[Case]:
 def _rerope(model: Model, pool: Argument, n: int) -> Case:
     """Return the rotation of every key of the pages: of every other row, or of all."""
     style, pairs, _ = model.rope
-    count = model.num_runs // (2 if style == "half" else 1)
+    count = model.num_keys
     table = (n, model.slots, pairs)
     arguments = (
         pool,
@@ -246,9 +274,12 @@ def fill(case: Case, seed: int) -> list[jax.Array]:
         _made(argument, case.model, key)
         for argument, key in zip(case.arguments, keys, strict=True)
     ]
-    if case.operation == "rerope":
-        made[0] = _finite(made[0])
-        made[3], made[4] = _angles(case, seed)
+    kinds = [argument.kind for argument in case.arguments]
+    if "cosine" in kinds:
+        keys = max(at for at, kind in enumerate(kinds) if kind == "bytes")
+        made[keys] = _finite(made[keys])
+        at = kinds.index("cosine")
+        made[at : at + 2] = _angles(case.arguments[at].shape, seed)
     return made
 
 
@@ -260,7 +291,8 @@ def _made(argument: Argument, model: Model, key) -> jax.Array:
     if argument.kind == "slots":
         return jax.random.randint(key, argument.shape, 0, argument.high, jnp.int32)
     if argument.kind == "table":
-        return jnp.asarray(model.table())
+        table = model.table()
+        return jnp.asarray(table[:: len(table) // argument.shape[0]])
     if argument.kind == "offsets":
         return jnp.asarray(_offsets(model, argument.shape[0]))
     if argument.kind == "first":
@@ -302,9 +334,9 @@ def _offsets(model: Model, count: int) -> np.ndarray:
     return (rows + first).astype(np.int32)
 
 
-def _angles(case: Case, seed: int) -> tuple[jax.Array, jax.Array]:
+def _angles(shape: tuple[int, ...], seed: int) -> tuple[jax.Array, jax.Array]:
     """Return tables of deltas, every fifth slot's nought."""
-    n, slots, pairs = case.arguments[3].shape
+    n, slots, pairs = shape
     deltas = np.random.default_rng(seed).integers(-(10**5), 10**5, (n, slots))
     deltas[:, ::5] = 0
     frequencies = 10_000.0 ** (-np.arange(pairs) / pairs)

@@ -5,6 +5,7 @@ import pytest
 
 from pallas_kernels import append_tokens, export_records, import_records, interpret
 from pallas_kernels.append_tokens import Run
+from pallas_kernels.records import Layout
 
 NUM_PAGES = 6
 IDS = np.array([0, 0, 5, 6, -1, 2, 0], np.int32)
@@ -12,7 +13,7 @@ SLOTS = np.array([0, 1, 3, 0, 0, 4, 0], np.int32)  # slot 4 is none of a page of
 KEYS_VALUES = (Run(0, 64, 0, 64), Run(256, 64, 64, 64))
 VALUES_SCALES = (Run(0, 64, 0, 64), Run(256, 4, 64, 4))
 TABLE = np.array([[0, 64], [256, 0]], np.int32)
-FACTS = {"nbytes": 64, "slot_stride": 64, "slots": 4, "num_pages": NUM_PAGES}
+FACTS = {"layout": Layout(64, 64, 4), "num_pages": NUM_PAGES}
 
 
 def appended(pages, rows, runs) -> np.ndarray:
@@ -100,7 +101,7 @@ def test_records_are_imported_into_the_slots_of_their_tokens_alone(prove):
 
 
 WORDS = np.array([[0, 68], [1024, 4]], np.int32)
-IN_WORDS = {"nbytes": 64, "slot_stride": 64, "slots": 8, "num_pages": NUM_PAGES}
+IN_WORDS = {"layout": Layout(64, 64, 8), "num_pages": NUM_PAGES}
 
 
 def test_records_at_multiples_of_4_bytes_move_by_words_both_ways(prove):
@@ -123,11 +124,12 @@ def test_a_record_of_16_bytes_whose_runs_are_not_is_refused_unless_it_is_said(pr
         np.array([[0, 0], [1152 * 64, 1284]], np.int32),
         prove.shape("int32"),
     )
-    facts = {"nbytes": 1152, "slot_stride": 1152, "slots": 64}
-    assert "offset 1,284 in a record" in export_records.supports(*shapes, **facts)
-    assert export_records.supports(*shapes, **facts, alignment=4) is None
+    said, aligned = (Layout(1152, 1152, 64, alignment) for alignment in (4, 16))
+    refusal = export_records.supports(*shapes, layout=Layout(1152, 1152, 64))
+    assert "offset 1,284 in a record" in refusal
+    assert export_records.supports(*shapes, layout=said) is None
     odd = prove.shape("uint8", 8, 2 * 1284 + 4), *shapes[1:]
-    refusal = export_records.supports(*odd, **facts, alignment=16)
+    refusal = export_records.supports(*odd, layout=aligned)
     assert refusal == "records of 2,572 B, said to be multiples of 16"
 
 
@@ -149,8 +151,8 @@ def test_records_that_no_kernel_moves_are_refused_with_numbers(
         prove.shape("int32", 2, 2),
         prove.shape("int32"),
     )
-    facts = {"nbytes": nbytes, "slot_stride": nbytes, "slots": 4}
-    assert words in export_records.supports(*shapes, **facts)
+    layout = Layout(nbytes, nbytes, 4)
+    assert words in export_records.supports(*shapes, layout=layout)
 
 
 def test_a_tile_that_is_overwritten_while_it_is_read_is_a_race(
