@@ -2,14 +2,15 @@
 
 Full attention needs a page for every token; a window those from the first that is not
 stale, and during a prefill those of the chunk; a state one. The law: a request that may
-ever wait for pages fits the pool alone, with all its groups together.
+ever wait for pages fits the pool alone, with all its groups together; and windows of
+all that run together find the pages that each of them holds at most.
 
     needs = Needs(ledger, lives, page_size=16)
     needs.peak(length=2_048, step=256)     # (128, 26, 1)
     needs.in_words((128, 26, 1))           # "128 of full, 26 of window(128), ..."
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvmem import pool as pools
 from kvmem.geometry import Lifecycle
@@ -71,6 +72,20 @@ class Needs:
                 count = life.peak(length, self.page_size, max(1, step)) - columns
             counts.append(max(0, count))
         return tuple(counts)
+
+    def promised(self, holdings: Collection[Holding]) -> tuple[int, ...]:
+        """Return the vpages of windows that sequences will hold and do not yet.
+
+        What full attention needs for the tokens known is handed out at once.
+        """
+        total = [0] * len(self.lives)
+        for group, life in enumerate(self.lives):
+            if life.kind == "window":
+                total[group] = sum(
+                    max(0, held.peaks[group] - len(held.columns[group]))
+                    for held in holdings
+                )
+        return tuple(total)
 
     def never_fits(self, counts: Sequence[int]) -> bool:
         """Say whether `counts` of each group are more than there are."""

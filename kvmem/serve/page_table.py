@@ -3,7 +3,9 @@
 All groups draw from one pool. A sequence holds all its pages under full attention; of a
 window those that its next query reads, handed out chunk by chunk and given back as they
 become stale; of a recurrent state the one live copy. What it needs is handed out for
-all groups together or for none.
+all groups together or for none. Pages of a window that a sequence will hold on its way
+through the tokens known are promised to it when it begins: no later one begins with
+them.
 
 The accounting law, in physical pages: free + evictable + in use = total, where
 evictable are those that only the prefix cache holds, and in use are those that a
@@ -16,6 +18,7 @@ that hold it, and one for the cache. `objections` counts both anew.
     pool = table.apply(pool)
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -24,6 +27,7 @@ import numpy as np
 from kvmem import pool as pools
 from kvmem.geometry import Lifecycle
 from kvmem.geometry.lifecycle import FULL
+from kvmem.manage import Manager
 from kvmem.prefix import Hit, PrefixCache
 from kvmem.serve import audit
 from kvmem.serve.audit import Accounts
@@ -31,7 +35,7 @@ from kvmem.serve.books import Books
 from kvmem.serve.holding import Holding
 from kvmem.serve.identity import PLAIN, Identity
 from kvmem.serve.needs import Needs
-from kvmem.serve.room import Room
+from kvmem.serve.room import Room, as_built
 from kvmem.serve.shelf import Shelf
 
 __all__ = ["Accounts", "Cleared", "PageTable"]
@@ -47,6 +51,12 @@ class Cleared(NamedTuple):
 class PageTable:
     """Pages of all lifecycle groups: handed out, shared, cached, given back.
 
+    Args:
+        ledger: of the pool.
+        cache: the prefix tree.
+        lives: of each group.
+        manager: quotas and shares of the groups; None: what ids there are.
+
     It `has_states` where a group keeps a recurrent state, and `drops_pages` where a
     window makes sequences give pages back as they grow.
     """
@@ -56,6 +66,7 @@ class PageTable:
         ledger: pools.Ledger,
         cache: PrefixCache,
         lives: Sequence[Lifecycle] = (FULL,),
+        manager: Manager | None = None,
     ):
         self.ledger = ledger
         self.cache = cache
@@ -63,7 +74,7 @@ class PageTable:
         self.page_size = cache.page_size
         self.books = Books(ledger)
         self.shelf = Shelf(self.books, cache, lives)
-        self.room = Room(self.shelf)
+        self.room = Room(self.shelf, manager or as_built(ledger))
         self.needs = Needs(ledger, lives, cache.page_size)
         self._sinks = tuple(life.sink_pages(self.page_size) for life in self.lives)
         kinds = [life.kind for life in self.lives]
@@ -71,6 +82,7 @@ class PageTable:
         self._states = [g for g, kind in enumerate(kinds) if kind == "state"]
         self.has_states = bool(self._states)
         self.drops_pages = bool(self._windows)
+        self._holdings: set[Holding] = set()  # of sequences that hold pages
 
     @property
     def num_evicted(self) -> int:
@@ -100,22 +112,35 @@ class PageTable:
         """Hold a prefix hit and pages for the tokens known; all or nothing.
 
         States are copied from the hit's snapshots. Windows get pages for the first step
-        alone, and only if those of the whole way can be had now.
+        alone, and only if those of the whole way can be had now, beside what others
+        were promised.
 
         Args:
             hit: what `match` found, for these tokens.
             tokens: everything known of the text.
             step: tokens that one step computes at most; None: all of them.
         """
+        return self._begin(hit, tokens, identity, step, self.promised())
+
+    def _begin(
+        self,
+        hit: Hit,
+        tokens: Sequence[int],
+        identity: Identity,
+        step: int | None,
+        beside: Sequence[int],
+    ) -> Holding | None:
+        """Begin if what is `beside`, of each group, can still be had too."""
         length, past = len(tokens), hit.num_tokens
         step = length - past if step is None else step
-        held, snapshots = self._named(hit)
+        held, snapshots = self.shelf.named(hit, self._sinks)
         keeping = [list(vpages) for vpages in held.columns]
         for group, vpage in snapshots:
             keeping[group].append(vpage)
         most = self.needs.lacking(held, length, length, step)
-        if not self.room.can_make(most, keeping):
+        if not self.room.can_make(_sum(most, beside), keeping):
             return None
+        held.known, held.peaks = length, self.needs.peak(length, max(1, step))
         self.cache.touch(tokens[:past], *self._where(identity))
         for group, vpages in enumerate(held.columns):
             self.books.retain(group, tuple(vpages))
@@ -123,7 +148,7 @@ class PageTable:
         if not self.room.make(counts, kept=snapshots):
             self.give_back(held)
             return None
-        self._use(held, hit, snapshots)
+        self.shelf.use(held, hit, snapshots)
         self._hand_out(held, counts, snapshots)
         return held
 
@@ -138,13 +163,21 @@ class PageTable:
         if not self.room.can_make(counts) or not self.room.make(counts):
             return False
         self._hand_out(held, counts)
+        if length > held.known:
+            held.known, held.peaks = length, self.needs.peak(length, 1)
         return True
+
+    def promised(self) -> tuple[int, ...]:
+        """Return the vpages of each group that sequences will hold and do not yet."""
+        return self.needs.promised(self._holdings)
 
     def trim(self, held: Holding, history: int) -> None:
         """Give back the pages of windows that no query from `history` on reads.
 
         Those that are cached stay with their text for others, the first to be evicted.
         """
+        if history >= held.known:  # from now on one token a step
+            held.peaks = self.needs.peak(held.known, 1)
         for group in self._windows:
             end = self.lives[group].stale(history, self.page_size).stop
             first, sinks = held.firsts[group], held.sinks[group]
@@ -197,9 +230,10 @@ class PageTable:
         unit = held.columns[self.shelf.first][len(tokens) // self.page_size - 1]
         companions = self.shelf.companions
         lacking = [g for g in self._states if not companions.has(g, [unit])[0]]
-        self._supersede(held, unit)
+        self.shelf.supersede(held, unit)
         counts = [int(group in lacking) for group in range(len(self.lives))]
-        if not self.room.can_make(counts) or not self.room.make(counts):
+        beside = _sum(counts, self.promised())
+        if not self.room.can_make(beside) or not self.room.make(counts):
             return False
         for group in lacking:
             (copy,) = self.books.fork(group, tuple(held.columns[group]), 0)
@@ -213,7 +247,8 @@ class PageTable:
         A partial page and a state are copied: both samples write there next.
 
         Returns:
-            The other sample's pages, or None when there is no room for the copies.
+            The other sample's pages, or None when there is no room for the copies, or
+            for what its windows will hold.
         """
         whole = self.needs.pages_for(length)
         cut = [tuple(held.within(group, whole)) for group in range(len(self.lives))]
@@ -223,15 +258,24 @@ class PageTable:
             for group, vpages in enumerate(cut)
         ]
         counts = [int(copied) for copied in is_copied]
-        if not self.room.can_make(counts) or not self.room.make(counts):
-            return None
         child = Holding(self._sinks)
         child.firsts = list(held.firsts)
+        child.known, child.peaks = length, self.needs.peak(length, 1)
+        grows = [
+            max(0, child.peaks[group] - len(cut[group]))
+            if group in self._windows
+            else 0
+            for group in range(len(self.lives))
+        ]
+        beside = _sum(counts, _sum(grows, self.promised()))
+        if not self.room.can_make(beside) or not self.room.make(counts):
+            return None
         for group, vpages in enumerate(cut):
             copied = len(vpages) - is_copied[group]
             child.columns[group] = self.books.fork(group, vpages, copied)
         child.snapshot = held.snapshot and (held.snapshot[0], False)
         self._measure(child)
+        self._holdings.add(child)
         return child
 
     def roll_back(
@@ -264,7 +308,9 @@ class PageTable:
             found, computed = self.fork(held, length), length
         else:
             hit = self.match([*tokens[:length], 0], identity)
-            found, computed = self.begin(hit, tokens[:length], identity), hit.num_tokens
+            none = (0,) * len(self.lives)  # it runs, and asks for no more than it had
+            found = self._begin(hit, tokens[:length], identity, None, none)
+            computed = hit.num_tokens
         if found is None:
             return None
         self.give_back(held)
@@ -276,6 +322,7 @@ class PageTable:
             self.books.release(group, tuple(reversed(vpages)))
         held.columns = [[] for _ in self.lives]
         held.room = 0
+        self._holdings.discard(held)
 
     def clear_cache(self) -> Cleared:
         """Drop every cached page; pages that sequences hold stay theirs."""
@@ -302,25 +349,6 @@ class PageTable:
     def _where(self, identity: Identity):
         return identity.extras, identity.run_extras(self.page_size)
 
-    def _named(self, hit: Hit) -> tuple[Holding, list[tuple[int, int]]]:
-        """Return the pages of a hit, not held yet, and the snapshots to restore."""
-        held, snapshots = Holding(self._sinks), []
-        if not hit.vpages:
-            return held, snapshots
-        whole, companions = len(hit.vpages), self.shelf.companions
-        for group, life in enumerate(self.lives):
-            if group == self.shelf.first:
-                held.columns[group] = list(hit.vpages)
-            elif life.kind == "state":
-                page = companions.pages(group, hit.vpages[-1:])
-                snapshots.append((group, int(page[0])))
-            else:
-                stale = life.stale(hit.num_tokens, self.page_size)
-                held.firsts[group] = max(stale.stop, self._sinks[group])
-                units = [*hit.vpages[: stale.start], *hit.vpages[stale.stop : whole]]
-                held.columns[group] = companions.pages(group, units).tolist()
-        return held, snapshots
-
     def _hand_out(
         self,
         held: Holding,
@@ -335,6 +363,7 @@ class PageTable:
             else:
                 fresh = self.books.handout(group, count)
             held.columns[group].extend(fresh)
+        self._holdings.add(held)
         self._measure(held)
 
     def _measure(self, held: Holding) -> None:
@@ -346,31 +375,6 @@ class PageTable:
         ]
         held.room = min(ends) * self.page_size if ends else np.iinfo(np.int32).max
 
-    def _use(
-        self, held: Holding, hit: Hit, snapshots: Sequence[tuple[int, int]]
-    ) -> None:
-        """Note that a text goes on from these pages."""
-        if not hit.vpages:
-            return
-        for group in self._windows:
-            units = [hit.vpages[ordinal] for ordinal in held.ordinals(group)]
-            self.shelf.companions.use(group, units)
-        for group, _ in snapshots:
-            self.shelf.companions.use(group, hit.vpages[-1:])
-            held.snapshot = (hit.vpages[-1], False)
-
-    def _supersede(self, held: Holding, unit: int) -> None:
-        """Let the snapshot before this one go, or wait to be evicted."""
-        if held.snapshot is None or held.snapshot[0] == unit:
-            return
-        (before, moved), held.snapshot = held.snapshot, None
-        for group in self._states:
-            if self.shelf.companions.has(group, [before])[0]:
-                if moved:
-                    self.shelf.drop(group, before)
-                else:
-                    self.shelf.pass_by(group, [before])
-
     def _reaches(self, held: Holding, length: int) -> bool:
         """Say whether the windows still hold what a query at `length` reads."""
         return all(
@@ -381,3 +385,7 @@ class PageTable:
             )
             for group in self._windows
         )
+
+
+def _sum(counts: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(operator.add, counts, others))

@@ -1,14 +1,17 @@
 """Room: who leaves the prefix cache for whom, all groups in one pool.
 
-Any group's pages pay for any other's, and no more of them than are short. What was used
-longest ago goes first: a spare companion, since the text that it stands in moved past
-it; or the tail of a text nobody reads, in the order of the tree's policy, with all of
-its companions. When nothing else is left, companions of texts that are read go.
+How much may be had, and how much is lacking, is the manager's to say (`manage.admit`);
+which pages go is said here. Any group's pages pay for any other's within the quotas,
+and no more of them than are short. Companions that texts have moved past go first where
+their group keeps more of the cache than its share. Then what was used longest ago: a
+spare companion, since the text that it stands in moved past it; or the tail of a text
+nobody reads, in the order of the tree's policy, with all of its companions. When
+nothing else is left, companions of texts that are read go.
 
 The law: whatever the cache alone holds can be had, so a sequence that fits the pool
 alone always goes on.
 
-    room = Room(shelf)
+    room = Room(shelf, manager)
     room.can_make((3, 0, 1))       # a question
     room.make((3, 0, 1))           # False when even all of it is too little
 """
@@ -18,32 +21,35 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from kvmem import manage
+from kvmem import pool as pools
+from kvmem.budget import PoolPages
+from kvmem.manage import Admission, Manager, Shortage
 from kvmem.serve.shelf import Shelf
 
-__all__ = ["Room"]
+__all__ = ["Room", "as_built"]
 
 
 class Room:
-    """The free pages of a pool, and those that its shelf would give up."""
+    """The free pages of a pool, and those that its shelf would give up.
 
-    def __init__(self, shelf: Shelf):
+    Args:
+        shelf: what the prefix cache holds.
+        manager: the quotas and shares of the pool's groups; may be set anew.
+    """
+
+    def __init__(self, shelf: Shelf, manager: Manager):
         self.shelf = shelf
         self.books = shelf.books
+        self.manager = manager
         self.num_evicted = 0  # physical pages
 
-    def short_of(self, counts: Sequence[int]) -> int:
-        """Return how many physical pages `counts` vpages of each group lack."""
-        needed = sum(map(operator.mul, counts, self.books.extents))
-        return max(0, needed - self.books.ledger.num_free)
-
-    def over_quota(self, counts: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (group, vpages) where a group's own virtual pages run short.
-
-        A group may be given fewer than the pool would hold (a static split).
-        """
-        groups = zip(counts, self.books.ledger.groups, strict=True)
-        over = [(g, count - group.num_vfree) for g, (count, group) in enumerate(groups)]
-        return [(group, count) for group, count in over if count > 0]
+    @property
+    def left(self) -> manage.Room:
+        """What is free, and what each group holds, cached pages too."""
+        ledger = self.books.ledger
+        held = tuple(group.num_vpages - group.num_vfree for group in ledger.groups)
+        return manage.Room((ledger.num_free,), held)
 
     def can_make(
         self, counts: Sequence[int], keeping: Sequence[Sequence[int]] = ()
@@ -56,17 +62,11 @@ class Room:
             counts: how many of each group.
             keeping: cached pages of each group that are not to be evicted for it.
         """
-        short, over = self.short_of(counts), self.over_quota(counts)
-        if not short and not over:
-            return True
         kept = [self.books.count_alone(g, vpages) for g, vpages in enumerate(keeping)]
         kept += [0] * (len(counts) - len(kept))
-        alone = [
-            all_ - some for all_, some in zip(self.books.num_alone, kept, strict=True)
-        ]
-        return short <= sum(map(operator.mul, alone, self.books.extents)) and all(
-            count <= alone[group] for group, count in over
-        )
+        alone = tuple(map(operator.sub, self.books.num_alone, kept))
+        said = manage.granted_at_most(self.manager, self.left, counts, alone)
+        return isinstance(said, Admission)
 
     def make(
         self, counts: Sequence[int], kept: Collection[tuple[int, int]] = ()
@@ -77,26 +77,53 @@ class Room:
             counts: vpages of each group.
             kept: (group, vpage) of snapshots that are about to be read.
         """
-        short, over = self.short_of(counts), self.over_quota(counts)
-        if not short and not over:
-            return True
-        gone = _Gone(self.books.extents)
-        for group, count in over:
-            self._evict_of(group, count, gone, kept)
-        while short > gone.num_pages:
-            missing = short - gone.num_pages
-            coldest = self.shelf.cache.coldest()
-            if not (
-                self._evict_spares(missing, gone, kept, coldest)
-                or self._evict_units(missing, gone)
-                or self._evict_spares(missing, gone, kept)
-                or self._evict_companions(missing, gone, kept)
-            ):
-                break
+        left, gone = self.left, _Gone(self.books.extents)
+        said = manage.admit(self.manager, left, counts)
+        while isinstance(said, Shortage) and self._evict_for(said, gone, kept):
+            freed = manage.give_back(self.manager, left, gone.counts)
+            said = manage.admit(self.manager, freed, counts)
         for group, vpages in gone.vpages.items():
             self.books.forget(group, tuple(vpages))
         self.num_evicted += gone.num_pages
-        return not self.short_of(counts) and not self.over_quota(counts)
+        return isinstance(said, Admission)
+
+    def _evict_for(
+        self, short: Shortage, gone: "_Gone", kept: Collection[tuple[int, int]]
+    ) -> bool:
+        """Evict some of what is short; say whether anything has gone."""
+        before = gone.num_pages
+        if short.law == "quota":
+            group = self.manager.index(short.group)
+            self._evict_of(group, short.missing, gone, kept)
+            return gone.num_pages > before
+        return (
+            self._evict_beyond(short.missing, gone, kept)
+            or self._evict_spares(short.missing, gone, kept, self.shelf.cache.coldest())
+            or self._evict_units(short.missing, gone)
+            or self._evict_spares(short.missing, gone, kept)
+            or self._evict_companions(short.missing, gone, kept)
+        )
+
+    def _evict_beyond(
+        self, short: int, gone: "_Gone", kept: Collection[tuple[int, int]]
+    ) -> bool:
+        """Evict spares of groups that keep more than their share of the cache."""
+        alone = tuple(map(operator.sub, self.books.num_alone, gone.counts))
+        beyond = list(manage.beyond_shares(self.manager, alone))
+        lives = self.shelf.lives
+        if not any(beyond[g] for g in self.shelf.others if lives[g].kind != "full"):
+            return False
+        found = []
+        for group, unit in self.shelf.companions.spares:
+            if short <= 0:
+                break
+            if beyond[group] and self._is_evictable(group, unit, kept):
+                found.append((group, unit))
+                beyond[group] -= 1
+                short -= self.books.extents[group]
+        for group, unit in found:
+            gone.add(group, [self.shelf.companions.drop(group, unit)])
+        return bool(found)
 
     def _evict_of(
         self,
@@ -109,13 +136,13 @@ class Room:
         if self.shelf.first is None:
             return
         if self.shelf.lives[group].kind == "full":
-            units = self.shelf.cache.evict(count, self._is_idle)
-            self._take_out(units, gone)
+            self._evict_units(count * sum(self.books.extents), gone)
             return
         spares = [unit for of, unit in self.shelf.companions.spares if of == group]
         others = self.shelf.companions.units(group).tolist()
+        most = gone.counts[group] + count
         for unit in dict.fromkeys([*spares, *others]):
-            if len(gone.vpages.get(group, ())) >= count:
+            if gone.counts[group] >= most:
                 break
             if self._is_evictable(group, unit, kept):
                 gone.add(group, [self.shelf.companions.drop(group, unit)])
@@ -186,8 +213,19 @@ class _Gone:
     def __init__(self, extents: Sequence[int]):
         self._extents = extents
         self.vpages: dict[int, list[int]] = {}
+        self.counts = [0 for _ in extents]
         self.num_pages = 0  # physical
 
     def add(self, group: int, vpages: Sequence[int]) -> None:
         self.vpages.setdefault(group, []).extend(vpages)
+        self.counts[group] += len(vpages)
         self.num_pages += len(vpages) * self._extents[group]
+
+
+def as_built(ledger: pools.Ledger) -> Manager:
+    """Return the manager of a pool that only its ids divide; bytes are of no matter."""
+    sizes = [(group.num_vpages, group.extent) for group in ledger.groups]
+    num_vpages, extents = zip(*sizes, strict=True)
+    numbers = tuple(range(len(sizes)))
+    pool = PoolPages(1, ledger.num_pages, numbers, num_vpages, extents)
+    return manage.as_built("as built", [f"group {number}" for number in numbers], pool)

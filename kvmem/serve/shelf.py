@@ -17,6 +17,7 @@ from kvmem.geometry import Lifecycle
 from kvmem.prefix import Companions, Hit, PrefixCache, hit_pages
 from kvmem.prefix.tree import Marks
 from kvmem.serve.books import Books
+from kvmem.serve.holding import Holding
 
 __all__ = ["NO_FULL_GROUP", "Shelf"]
 
@@ -98,6 +99,52 @@ class Shelf:
         self.books.keep(group, (vpage,))
         self.companions.put(group, [unit], [vpage])
 
+    def named(
+        self, hit: Hit, sinks: Sequence[int]
+    ) -> tuple[Holding, list[tuple[int, int]]]:
+        """Return the pages of a hit, not held yet, and the snapshots to restore."""
+        held, snapshots = Holding(sinks), []
+        if not hit.vpages:
+            return held, snapshots
+        whole, companions = len(hit.vpages), self.companions
+        for group, life in enumerate(self.lives):
+            if group == self.first:
+                held.columns[group] = list(hit.vpages)
+            elif life.kind == "state":
+                page = companions.pages(group, hit.vpages[-1:])
+                snapshots.append((group, int(page[0])))
+            else:
+                stale = life.stale(hit.num_tokens, self.cache.page_size)
+                held.firsts[group] = max(stale.stop, sinks[group])
+                units = [*hit.vpages[: stale.start], *hit.vpages[stale.stop : whole]]
+                held.columns[group] = companions.pages(group, units).tolist()
+        return held, snapshots
+
+    def use(
+        self, held: Holding, hit: Hit, snapshots: Sequence[tuple[int, int]]
+    ) -> None:
+        """Note that a text goes on from these pages."""
+        if not hit.vpages:
+            return
+        for group in self._of_kind("window"):
+            units = [hit.vpages[ordinal] for ordinal in held.ordinals(group)]
+            self.companions.use(group, units)
+        for group, _ in snapshots:
+            self.companions.use(group, hit.vpages[-1:])
+            held.snapshot = (hit.vpages[-1], False)
+
+    def supersede(self, held: Holding, unit: int) -> None:
+        """Let the snapshot before this one go, or wait to be evicted."""
+        if held.snapshot is None or held.snapshot[0] == unit:
+            return
+        (before, moved), held.snapshot = held.snapshot, None
+        for group in self._of_kind("state"):
+            if self.companions.has(group, [before])[0]:
+                if moved:
+                    self.drop(group, before)
+                else:
+                    self.pass_by(group, [before])
+
     def drop(self, group: int, unit: int) -> None:
         """Drop a group's page of a unit that stays."""
         self.books.forget(group, (self.companions.drop(group, unit),))
@@ -114,6 +161,9 @@ class Shelf:
         for group, vpages in self.companions.take_out(units).items():
             self.books.forget(group, tuple(vpages))
         return units
+
+    def _of_kind(self, kind: str) -> list[int]:
+        return [g for g, life in enumerate(self.lives) if life.kind == kind]
 
     def _why_not(self, present: Sequence[np.ndarray]) -> str:
         """Say which groups' pages a cached text lacks."""
