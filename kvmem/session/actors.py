@@ -16,14 +16,13 @@ the view of everything.
 
 import contextlib
 import contextvars
-import re
 from collections.abc import Hashable, Iterator
 
 from kvmem import errors
+from kvmem.session import ids
 
-__all__ = ["acting_as", "actor_name", "resolve", "scoped"]
+__all__ = ["acting_as", "resolve", "scoped"]
 
-_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,128}")
 _SCOPES: contextvars.ContextVar[tuple[tuple[Hashable, str | None], ...]]
 _SCOPES = contextvars.ContextVar("kvmem_actors", default=())
 
@@ -43,7 +42,7 @@ def acting_as(name: str | None, owner: Hashable) -> Iterator[str | None]:
         ValueError: it is blank.
         InvalidId: it holds what an actor's name cannot.
     """
-    name = None if name is None else actor_name(name)
+    name = None if name is None else ids.check_actor(name)
     token = _SCOPES.set((*_SCOPES.get(), (owner, name)))
     try:
         yield name
@@ -67,7 +66,7 @@ def resolve(
     Raises:
         ActorRequired: `required`, and none of the three is there.
     """
-    found = actor_name(name) if name is not None else scoped(owner) or default
+    found = ids.check_actor(name) if name is not None else scoped(owner) or default
     if found is None and required:
         raise errors.ActorRequired(
             errors.say(
@@ -78,35 +77,3 @@ def resolve(
             )
         )
     return found
-
-
-def actor_name(name: str) -> str:
-    """Return an actor's or peer's name without surrounding blanks, checked.
-
-    Raises:
-        TypeError: it is no string.
-        ValueError: it is blank.
-        InvalidId: it is not letters, digits and `_ . @ -`, or is `.` or `..`, has two
-            `@`, more than 128 characters, or is the reserved `__self`.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"an actor is named by a string, not by {type(name).__name__}")
-    bare = name.strip()
-    if not bare:
-        raise ValueError(
-            errors.say("a blank actor", "an actor has a name", "Give one, or None")
-        )
-    if (
-        not _NAME.fullmatch(bare)
-        or bare in (".", "..", "__self")
-        or bare.count("@") > 1
-    ):
-        raise errors.InvalidId(
-            errors.say(
-                f"actor {ascii(bare[:40])}",
-                "names are 1 to 128 ASCII letters, digits, '_', '.', '-' and one '@', "
-                "and not '.', '..' or '__self'",
-                "Encode other names, for example as unpadded urlsafe base64",
-            )
-        )
-    return bare

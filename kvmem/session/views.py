@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from kvmem import errors
-from kvmem.session import actors
+from kvmem.session import ids
 from kvmem.session.search import Hit
 
 __all__ = [
@@ -50,7 +50,7 @@ def owned_by(uri: str, peer: str | None) -> str:
     """
     if peer is None:
         return uri
-    peer = actors.actor_name(peer)
+    peer = ids.check_peer(peer)
     if uri.split("/")[0] != "peers":
         return f"peers/{peer}/{uri}"
     if peer_of(uri) != peer:
@@ -158,7 +158,7 @@ def _refuse_bad_path(uri: str, whole: bool) -> None:
         law = "a uri is names apart by single slashes, none of them '.' or '..'"
         raise _bad(uri, law, "Give it as memories/name")
     if segments[0] == "peers" and len(segments) > 1:
-        if actors.actor_name(segments[1]) != segments[1]:
+        if ids.check_peer(segments[1]) != segments[1]:
             raise _bad(uri, "a peer's name has no blanks around it", "Take them off")
     if not whole and segments[0] == "peers" and len(segments) < 3:
         law = "it is a folder of peers, not an item"
