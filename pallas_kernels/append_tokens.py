@@ -105,7 +105,7 @@ def kernel(
         return pages
     num_pages = pages.shape[0] if num_pages is None else num_pages
     settled = _settle(pages, ids, slots, page_slots, num_pages, distinct)
-    group, columns, runs = _layout(ids.shape[0], rows.shape[1], runs)
+    group, columns, placed = _layout(ids.shape[0], rows.shape[1], runs)
     pad = limits.round_up(ids.shape[0], group) - ids.shape[0]
     operands = [words.as_words(rows[:, at : at + wide]) for at, wide in columns]
     operands = [jnp.pad(operand, ((0, pad), (0, 0))) for operand in operands]
@@ -113,15 +113,30 @@ def kernel(
     operands = [part[:, 0] if part.shape[1] == 1 else part for part in operands]
     settled = jnp.pad(settled, (0, pad), constant_values=lists.NULL)
     slots = jnp.pad(slots, (0, pad))
+    run = plgpu.kernel(
+        _body(group, len(operands), placed, num_pages),
+        out_type=(),
+        scratch_types=(
+            *(plgpu.SMEM((group, *part.shape[1:]), jnp.uint32) for part in operands),
+            plgpu.Barrier(num_arrivals=len(operands)),
+        ),
+        grid=(settled.size // group,),
+        grid_names=("group",),
+        interpret=interpret,
+    )
+    pool = jax.new_ref(words.as_words(pages))
+    run(pool, settled, slots, *operands)
+    return words.as_bytes(pool[...])
+
+
+def _body(group: int, num_parts: int, placed, num_pages: int):
+    """Return the body of the kernel: `placed` says which part holds which run."""
 
     def append_tokens(pages_ref, ids_ref, slots_ref, *refs):
         # in:  pages u32[P, E / 4], written; ids, slots i32[n]; rows u32[n, .] a part
         # scratch: rows u32[group, .] a part, a barrier
-        parts, row_refs, loaded = (
-            refs[: len(columns)],
-            refs[len(columns) : -1],
-            refs[-1],
-        )
+        parts, row_refs = refs[:num_parts], refs[num_parts:-1]
+        loaded = refs[-1]
         first = lax.axis_index("group") * group
         for part, row_ref in zip(parts, row_refs, strict=True):
             ring.bulk_load(part.at[pl.ds(first, group)], row_ref, loaded)
@@ -132,7 +147,7 @@ def kernel(
 
             @pl.when(ring.guarded(page, num_pages))
             def _():
-                for (part, at), run in runs:
+                for (part, at), run in placed:
                     start = run.page_offset + slots_ref[first + g] * run.slot_stride
                     width = run.nbytes // words.WORD_NBYTES
                     if width == 1:
@@ -147,20 +162,7 @@ def kernel(
         lax.fori_loop(0, group, put, None)
         plgpu.wait_smem_to_gmem(0)
 
-    run = plgpu.kernel(
-        append_tokens,
-        out_type=(),
-        scratch_types=(
-            *(plgpu.SMEM((group, *part.shape[1:]), jnp.uint32) for part in operands),
-            plgpu.Barrier(num_arrivals=len(operands)),
-        ),
-        grid=(settled.size // group,),
-        grid_names=("group",),
-        interpret=interpret,
-    )
-    pool = jax.new_ref(words.as_words(pages))
-    run(pool, settled, slots, *operands)
-    return words.as_bytes(pool[...])
+    return append_tokens
 
 
 def _settle(pages, ids, slots, page_slots, num_pages, distinct) -> jax.Array:

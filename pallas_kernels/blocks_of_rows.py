@@ -53,6 +53,28 @@ def kernel(
     n, count = ids.shape[0], offsets.shape[0]
     if not n * count:
         return pages
+    tall = shape.tall
+    run = plgpu.kernel(
+        _body(shape, count, num_pages),
+        out_type=(),
+        scratch_types=(
+            plgpu.SMEM((tall, ROWS * shape.value_words), jnp.uint32),
+            plgpu.SMEM((shape.slots * shape.scale_words,), jnp.uint32),
+            plgpu.SMEM((tall, ROWS * shape.row_words), jnp.uint32),
+            plgpu.Barrier(),
+        ),
+        grid=(n * count,),
+        grid_names=("block",),
+        interpret=interpret,
+    )
+    pool = jax.new_ref(words.as_words(pages))
+    by_fours = words.as_words(rows.reshape(n * count * tall, -1))
+    run(pool, lists.settle(ids, num_pages), offsets, by_fours)
+    return words.as_bytes(pool[...])
+
+
+def _body(shape: blocked.Shape, count: int, num_pages: int):
+    """Return the body of the kernel, for `count` blocks of a page."""
     v, s, r = shape.value_words, shape.scale_words, shape.row_words
     tall = shape.tall
 
@@ -92,23 +114,7 @@ def kernel(
             plgpu.copy_smem_to_gmem(scale_ref, pages_ref.at[page, behind])
             plgpu.wait_smem_to_gmem(0)
 
-    run = plgpu.kernel(
-        blocks_of_rows,
-        out_type=(),
-        scratch_types=(
-            plgpu.SMEM((tall, ROWS * v), jnp.uint32),
-            plgpu.SMEM((shape.slots * s,), jnp.uint32),
-            plgpu.SMEM((tall, ROWS * r), jnp.uint32),
-            plgpu.Barrier(),
-        ),
-        grid=(n * count,),
-        grid_names=("block",),
-        interpret=interpret,
-    )
-    pool = jax.new_ref(words.as_words(pages))
-    by_fours = words.as_words(rows.reshape(n * count * tall, -1))
-    run(pool, lists.settle(ids, num_pages), offsets, by_fours)
-    return words.as_bytes(pool[...])
+    return blocks_of_rows
 
 
 def supports(pages, ids, offsets, rows, *, shape: blocked.Shape, num_pages=None):

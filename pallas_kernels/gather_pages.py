@@ -57,6 +57,25 @@ def kernel(
         return jnp.zeros((0, page_nbytes), jnp.uint8)
     slots = Slots.of(limits.chunk_nbytes(page_nbytes), stages)
     shares = lists.Shares(n, page_nbytes // slots.nbytes, blocks)
+    run = plgpu.kernel(
+        _body(shares, slots, num_pages),
+        out_type=jax.ShapeDtypeStruct((n, page_nbytes), jnp.uint8),
+        scratch_types=(
+            plgpu.SMEM((slots.stages, slots.nbytes), jnp.uint8),
+            plgpu.SMEM((limits.round_up(slots.nbytes, 1024),), jnp.uint8),
+            plgpu.SMEM((shares.span,), jnp.int32),
+            plgpu.Barrier(num_barriers=slots.stages),
+            plgpu.Barrier(),
+        ),
+        grid=(shares.blocks,),
+        grid_names=("block",),
+        interpret=interpret,
+    )
+    return run(pages, shares.padded(ids))
+
+
+def _body(shares: lists.Shares, slots: Slots, num_pages: int):
+    """Return the body of the kernel."""
 
     def gather_pages(pages_ref, ids_ref, out_ref, slot_ref, zero_ref, id_ref, *bars):
         # in:  pages u8[P, E], ids i32[padded n]
@@ -99,21 +118,7 @@ def kernel(
 
         ring.turn(work.count, slots, load, store)
 
-    run = plgpu.kernel(
-        gather_pages,
-        out_type=jax.ShapeDtypeStruct((n, page_nbytes), jnp.uint8),
-        scratch_types=(
-            plgpu.SMEM((slots.stages, slots.nbytes), jnp.uint8),
-            plgpu.SMEM((limits.round_up(slots.nbytes, 1024),), jnp.uint8),
-            plgpu.SMEM((shares.span,), jnp.int32),
-            plgpu.Barrier(num_barriers=slots.stages),
-            plgpu.Barrier(),
-        ),
-        grid=(shares.blocks,),
-        grid_names=("block",),
-        interpret=interpret,
-    )
-    return run(pages, shares.padded(ids))
+    return gather_pages
 
 
 def supports(pages, ids, *, num_pages: int | None = None) -> str | None:

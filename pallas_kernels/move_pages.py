@@ -184,6 +184,26 @@ def _copy(pool, sources, targets, num_pages, blocks, stages, interpret) -> jax.A
     slots = Slots.of(limits.chunk_nbytes(page_nbytes), stages)
     shares = lists.Shares(n, page_nbytes // slots.nbytes, blocks)
 
+    run = plgpu.kernel(
+        _copy_body(shares, slots, num_pages),
+        out_type=jax.ShapeDtypeStruct((n, page_nbytes), jnp.uint8),
+        scratch_types=(
+            plgpu.SMEM((slots.stages, slots.nbytes), jnp.uint8),
+            plgpu.SMEM((shares.span,), jnp.int32),
+            plgpu.SMEM((shares.span,), jnp.int32),
+            plgpu.Barrier(num_barriers=slots.stages),
+            plgpu.Barrier(num_arrivals=2),
+        ),
+        grid=(shares.blocks,),
+        grid_names=("block",),
+        interpret=interpret,
+    )
+    return run(pool, shares.padded(sources), shares.padded(targets))
+
+
+def _copy_body(shares: lists.Shares, slots: Slots, num_pages: int):
+    """Return the body of the first of both kernels."""
+
     def copy_pages(pages_ref, from_ref, to_ref, rows_ref, slot_ref, *scratch):
         # in:  pages u8[P, E], written; sources, targets i32[padded n]
         # out: rows u8[n, E], written where a target is num_pages
@@ -226,21 +246,7 @@ def _copy(pool, sources, targets, num_pages, blocks, stages, interpret) -> jax.A
 
         ring.turn(work.count, slots, load, store)
 
-    run = plgpu.kernel(
-        copy_pages,
-        out_type=jax.ShapeDtypeStruct((n, page_nbytes), jnp.uint8),
-        scratch_types=(
-            plgpu.SMEM((slots.stages, slots.nbytes), jnp.uint8),
-            plgpu.SMEM((shares.span,), jnp.int32),
-            plgpu.SMEM((shares.span,), jnp.int32),
-            plgpu.Barrier(num_barriers=slots.stages),
-            plgpu.Barrier(num_arrivals=2),
-        ),
-        grid=(shares.blocks,),
-        grid_names=("block",),
-        interpret=interpret,
-    )
-    return run(pool, shares.padded(sources), shares.padded(targets))
+    return copy_pages
 
 
 def supports(pages, sources, destinations, *, num_pages=None) -> str | None:

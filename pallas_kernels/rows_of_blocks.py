@@ -52,6 +52,28 @@ def kernel(
     n, count = ids.shape[0], offsets.shape[0]
     if not n * count:
         return jnp.zeros((n, count, shape.slots, shape.row_nbytes), jnp.uint8)
+    tall = shape.tall
+    run = plgpu.kernel(
+        _body(shape, count, num_pages),
+        out_type=jax.ShapeDtypeStruct(
+            (n * count * tall, ROWS * shape.row_words), jnp.uint32
+        ),
+        scratch_types=(
+            plgpu.SMEM((tall, ROWS * shape.value_words), jnp.uint32),
+            plgpu.SMEM((shape.slots * shape.scale_words,), jnp.uint32),
+            plgpu.SMEM((tall, ROWS * shape.row_words), jnp.uint32),
+            plgpu.Barrier(num_arrivals=tall + 1),
+        ),
+        grid=(n * count,),
+        grid_names=("block",),
+        interpret=interpret,
+    )
+    rows = words.as_bytes(run(words.as_words(pages), ids, offsets))
+    return rows.reshape(n, count, shape.slots, shape.row_nbytes)
+
+
+def _body(shape: blocked.Shape, count: int, num_pages: int):
+    """Return the body of the kernel, for `count` blocks of a page."""
     v, s, r = shape.value_words, shape.scale_words, shape.row_words
     tall = shape.tall
 
@@ -91,21 +113,7 @@ def kernel(
         plgpu.copy_smem_to_gmem(row_ref, out_ref.at[pl.ds(unit * tall, tall)])
         plgpu.wait_smem_to_gmem(0)
 
-    run = plgpu.kernel(
-        rows_of_blocks,
-        out_type=jax.ShapeDtypeStruct((n * count * tall, ROWS * r), jnp.uint32),
-        scratch_types=(
-            plgpu.SMEM((tall, ROWS * v), jnp.uint32),
-            plgpu.SMEM((shape.slots * s,), jnp.uint32),
-            plgpu.SMEM((tall, ROWS * r), jnp.uint32),
-            plgpu.Barrier(num_arrivals=tall + 1),
-        ),
-        grid=(n * count,),
-        grid_names=("block",),
-        interpret=interpret,
-    )
-    rows = words.as_bytes(run(words.as_words(pages), ids, offsets))
-    return rows.reshape(n, count, shape.slots, shape.row_nbytes)
+    return rows_of_blocks
 
 
 def supports(pages, ids, offsets, *, shape: blocked.Shape, num_pages=None):
