@@ -25,6 +25,8 @@ __all__ = [
     "greedy",
     "log_probabilities",
     "pack_rows",
+    "probabilities",
+    "row_key",
     "sample",
     "take_rows",
 ]
@@ -83,6 +85,30 @@ def sample(logits: jax.Array, rows: Rows) -> jax.Array:
 
 
 @jax.jit
+def probabilities(logits: jax.Array, rows: Rows) -> jax.Array:
+    """Return f32[S, n, V], what `sample` draws from: n places a row, its parameters.
+
+    A greedy row has one token. A place with NaN among its logits is all NaN, since a
+    cut by top-k would hide it.
+    """
+
+    def of_place(place: jax.Array, row: Rows) -> jax.Array:
+        scaled = place / jnp.maximum(row.temperature, 1e-6)
+        kept = jax.nn.softmax(jnp.where(_kept(scaled, row), scaled, -jnp.inf))
+        only = jax.nn.one_hot(jnp.argmax(place), place.shape[0], dtype=kept.dtype)
+        chosen = jnp.where(row.temperature > 0, kept, only)
+        return jnp.where(jnp.isnan(place).any(), jnp.nan, chosen)
+
+    return jax.vmap(jax.vmap(of_place, in_axes=(0, None)))(logits, rows)
+
+
+def row_key(key: jax.Array, ahead: int | jax.Array = 0) -> jax.Array:
+    """Return the random key of a token `ahead` of u32[3] seed, sample, position."""
+    made = jax.random.fold_in(jax.random.key(key[0]), key[1])
+    return jax.random.fold_in(made, key[2] + jnp.asarray(ahead, key.dtype))
+
+
+@jax.jit
 def log_probabilities(
     logits: jax.Array, tokens: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -105,9 +131,7 @@ def _take_rows(logits: jax.Array, rows: jax.Array) -> jax.Array:
 def _sample_row(logits: jax.Array, row: Rows) -> jax.Array:
     """Draw one token of f32[V] by the Gumbel trick over the kept tokens."""
     scaled = logits / jnp.maximum(row.temperature, 1e-6)
-    key = jax.random.key(row.keys[0])
-    key = jax.random.fold_in(jax.random.fold_in(key, row.keys[1]), row.keys[2])
-    noise = jax.random.gumbel(key, logits.shape, jnp.float32)
+    noise = jax.random.gumbel(row_key(row.keys), logits.shape, jnp.float32)
     drawn = jnp.argmax(jnp.where(_kept(scaled, row), scaled + noise, -jnp.inf))
     chosen = jnp.where(row.temperature > 0, drawn, jnp.argmax(logits))
     return chosen.astype(jnp.int32)
