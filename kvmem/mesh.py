@@ -16,9 +16,11 @@ from jax.sharding import AxisType, Mesh
 from kvmem import errors
 from kvmem.geometry import Topology
 
-__all__ = ["AXES", "make"]
+__all__ = ["AXES", "DCP", "TP", "make"]
 
-AXES = ("tp", "dcp")
+TP = "tp"  # ranks along it hold different heads
+DCP = "dcp"  # ranks along it hold different tokens of the same heads
+AXES = (TP, DCP)
 _FLAG = "--xla_force_host_platform_device_count"
 
 

@@ -9,21 +9,22 @@ of thing.
     # (CopyRun(local_offset=0, local_stride=256, canonical_offset=256,
     #          canonical_stride=1024, nbytes=256, count=4),)
 
-A rank of a token-sharded topology keeps local slot s of token shard c at canonical
-token (s // I * dcp + c) * I + s % I, I being the interleave. A recurrent state has one
-record a checkpoint, and every token shard keeps the whole of it.
+Slot s of token shard c is canonical token (s // I * dcp + c) * I + s % I, I being the
+interleave, where the tokens of a group are spread (`geometry.Spread`). Windows and a
+draft's groups are not: slot s is token s on every token shard. A recurrent state has
+one record a checkpoint, and every token shard keeps the whole of it.
 """
 
 import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kvmem import errors
 from kvmem.canonical.runs import CopyRun, fold, join
 from kvmem.geometry import envelope
 from kvmem.geometry.envelope import Entry, Envelope, Plane, parse_order
 from kvmem.geometry.fields import Field
 from kvmem.geometry.groups import LifecycleGroup
+from kvmem.geometry.spread import Spread
 from kvmem.geometry.topology import Topology
 
 __all__ = [
@@ -100,15 +101,15 @@ def rows(
     places = {row.key: row for row in _rows_of(whole)}
     spans = (TokenSpan(0, 0, 1, 1),)
     if not group.is_state:
-        spans = token_spans(group.page_size, topology, rank)
+        spans = token_spans(group, topology, rank)
     return tuple(
         _couple(row, places[row.key], span) for row in _rows_of(local) for span in spans
     )
 
 
 def page_tokens(group: LifecycleGroup, topology: Topology) -> int:
-    """Return the records that one page keeps over all ranks: of a state, one."""
-    return 1 if group.is_state else group.page_size * topology.dcp
+    """Return the records that one physical page keeps over all ranks: of a state, 1."""
+    return group.slots * Spread.of(group, topology).shards
 
 
 def canonical_envelope(
@@ -138,26 +139,23 @@ def canonical_envelope(
     return Envelope(tuple(entries), num_tokens, RECORD, num_tokens * end)
 
 
-def token_spans(page_size: int, topology: Topology, rank: int) -> tuple[TokenSpan, ...]:
-    """Return where the slots of one page of `rank` stand among the page's tokens."""
-    dcp, shard, width = topology.dcp, topology.dcp_index(rank), topology.interleave
-    if dcp == 1:
-        return (TokenSpan(0, 0, 1, page_size),)
-    if page_size % width:
-        allowed = [d for d in range(1, page_size + 1) if page_size % d == 0]
-        raise errors.IncompatiblePlan(
-            errors.say(
-                f"interleave {width} on pages of {page_size} slots, DCP {dcp}",
-                "the tokens of a page lie whole on its ranks, so the interleave "
-                "divides the page",
-                f"Use interleave {', '.join(map(str, allowed))}",
-            )
-        )
+def token_spans(
+    group: LifecycleGroup, topology: Topology, rank: int
+) -> tuple[TokenSpan, ...]:
+    """Return where the slots of one page of `rank` stand among the page's tokens.
+
+    Raises:
+        IncompatiblePlan: an interleave that does not divide the page.
+    """
+    spread, shard = Spread.of(group, topology), topology.dcp_index(rank)
+    if spread.shards == 1:
+        return (TokenSpan(0, 0, 1, group.page_size),)
+    width = spread.interleave
     if width == 1:
-        return (TokenSpan(0, shard, dcp, page_size),)
+        return (TokenSpan(0, shard, spread.shards, group.page_size),)
     return tuple(
-        TokenSpan(slot, slot * dcp + shard * width, 1, width)
-        for slot in range(0, page_size, width)
+        TokenSpan(slot, spread.position(slot, shard), 1, width)
+        for slot in range(0, group.page_size, width)
     )
 
 

@@ -20,6 +20,7 @@ from kvmem.geometry.fixed_point import hit_pages
 from kvmem.geometry.groups import LifecycleGroup, group_layers
 from kvmem.geometry.lifecycle import Lifecycle
 from kvmem.geometry.rope import Rope
+from kvmem.geometry.spread import Spread
 from kvmem.geometry.terms import Term
 from kvmem.geometry.topology import HeadShard, Topology
 
@@ -36,6 +37,7 @@ __all__ = [
     "Part",
     "Plane",
     "Rope",
+    "Spread",
     "Term",
     "Topology",
     "declare",

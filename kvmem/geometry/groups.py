@@ -75,6 +75,16 @@ class LifecycleGroup:
         return self.lifecycle.kind == "state"
 
     @property
+    def is_replicated(self) -> bool:
+        """Say whether every token shard keeps all of the group.
+
+        Windows are read near a sequence's end, on whichever rank; states stand for a
+        whole text; a draft is indexed by position. Only full attention of the target
+        is spread.
+        """
+        return self.domain == "draft" or self.lifecycle.kind != "full"
+
+    @property
     def slots(self) -> int:
         """Slots of a page: its tokens, or one for a state."""
         return 1 if self.is_state else self.page_size

@@ -5,6 +5,8 @@ lengths, for any page order, page size and cache dtype, on one rank's pages: ove
 whole text, or a sliding window of it with kept first tokens. The law: a byte that no
 token of the sequence wrote, or that no query sees any more, never reaches an output,
 whatever it is (NaN included); a null page (id >= P) drops writes and reads as zeros.
+Where a table's tokens are spread over ranks, each writes and reads those it keeps, and
+the ranks' shares are merged: every rank returns attention to all tokens.
 
     pages, out = attend(pages, envelope, "layers.0", q, k, v, table, starts, num_new)
 
@@ -22,6 +24,7 @@ from jax import lax
 
 from kvmem.errors import IncompatiblePlan, say
 from kvmem.geometry import Envelope
+from kvmem.model import merge
 from kvmem.model.page_rows import ReadPlan, WritePlan, read_plan, write_plan
 from kvmem.pool.table import GroupTable
 
@@ -30,9 +33,6 @@ __all__ += ["attend", "attend_written", "read_rows", "write_rows"]
 
 Table = jax.Array | GroupTable
 """Physical pages of each sequence: a group's table, or i32[S, M] from page 0 on."""
-
-# Finite, so that a row which may attend to nothing gives zeros rather than NaN.
-_MASKED = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ def attend_written(
     heads = keys.shape[1]
     _require_heads(layer, q_heads, heads)
 
-    places = _places(table, envelope.page_size, view)  # [S, J]
+    places = table.places(envelope.page_size, view.sink_pages(envelope.page_size))
     last = jnp.minimum(positions, lengths[:, None] - 1)
     sees = places[:, None, :] <= last[:, :, None]  # [S, Q, J]
     sees &= view.keeps(places[:, None, :], positions[:, :, None])
@@ -156,9 +156,10 @@ def attend_written(
     grouped = scaled.reshape(seqs, steps, heads, q_heads // heads, width)
     grouped = grouped.transpose(0, 2, 1, 3, 4)  # [S, H, Q, G, D]
     scores = jnp.einsum("shqgd,shtd->shqgt", grouped, keys)
-    scores = jnp.where(sees[:, None, :, None, :], scores, _MASKED)
-    weights, total = _softmax(scores, sink_logits)
-    out = jnp.einsum("shqgt,shtd->shqgd", weights, values) / total
+    scores = jnp.where(sees[:, None, :, None, :], scores, merge.MASKED)
+    share = merge.partial(scores, values, "shqgt,shtd->shqgd")
+    share = merge.merge_ranks(share, table.spread)
+    out = merge.finish(share, _sinks(sink_logits, heads))
     out = out.transpose(0, 2, 1, 3, 4).reshape(seqs, steps, q_heads, -1)
     return out.astype(q.dtype)
 
@@ -174,15 +175,17 @@ def write_rows(
     num_new: jax.Array,
     view: View = ALL,
 ) -> jax.Array:
-    """Write the keys and values of one layer's new tokens; shapes as in `attend`."""
+    """Write the keys and values of one layer's new tokens; shapes as in `attend`.
+
+    `starts` may be i32[S, Q]: where each token stands, if not one behind the other.
+    """
     plans = [write_plan(envelope, layer, name) for name in ("k", "v")]
     for plan, rows in zip(plans, (k, v), strict=True):
         plan.require(rows.shape[2:], layer)
     step = jnp.arange(k.shape[1], dtype=jnp.int32)[None, :]
     sink_pages = view.sink_pages(envelope.page_size)
-    page, slot = _as_table(table).locate(
-        starts[:, None] + step, envelope.page_size, sink_pages
-    )
+    at = starts if starts.ndim == 2 else starts[:, None] + step
+    page, slot = _as_table(table).locate(at, envelope.page_size, sink_pages)
     page = jnp.where(step < num_new[:, None], page, pages.shape[0])
     if plans[0].granule == plans[1].granule:
         parts = [
@@ -226,26 +229,11 @@ def _as_table(table: Table) -> GroupTable:
     return GroupTable(table, jnp.zeros(table.shape[0], jnp.int32))
 
 
-def _places(table: GroupTable, page_size: int, view: View) -> jax.Array:
-    """Return i32[S, J]: the position of every slot of the table's pages."""
-    ordinals = table.ordinals(view.sink_pages(page_size))
-    slots = jnp.arange(page_size, dtype=jnp.int32)[None, None]
-    return (ordinals[:, :, None] * page_size + slots).reshape(len(ordinals), -1)
-
-
-def _softmax(
-    scores: jax.Array, sink_logits: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Return weights f32[S, H, Q, G, J] of scores before division, and their sums."""
-    most = scores.max(axis=-1, keepdims=True)
+def _sinks(sink_logits: jax.Array | None, heads: int) -> jax.Array | None:
+    """Return learned scores as f32[1, H, 1, G, 1]."""
     if sink_logits is None:
-        weights = jnp.exp(scores - most)
-        return weights, weights.sum(axis=-1, keepdims=True)
-    heads, group = scores.shape[1], scores.shape[3]
-    sink = sink_logits.astype(jnp.float32).reshape(1, heads, 1, group, 1)
-    most = jnp.maximum(most, sink)
-    weights = jnp.exp(scores - most)
-    return weights, weights.sum(axis=-1, keepdims=True) + jnp.exp(sink - most)
+        return None
+    return sink_logits.astype(jnp.float32).reshape(1, heads, 1, -1, 1)
 
 
 def _as_rows(got: jax.Array, shape: tuple[int, ...], plan: ReadPlan) -> jax.Array:

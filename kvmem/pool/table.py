@@ -6,7 +6,9 @@ sequence's length are null, so nothing behind its length can be reached. Virtual
 stable for life; slots are arithmetic.
 
 A `GroupTable` is one group's physical pages for one step, as short as what the group
-keeps: a window's table begins at the first page that is not stale.
+keeps: a window's table begins at the first page that is not stale. Where the tokens of
+a sequence are spread over ranks it is the same table on all of them, and each finds its
+own slots: a position that another rank keeps is null here.
 
     table = empty(pool, num_sequences=8, max_pages=64)
     vpages, slots = locate(table, 0, positions, page_size=16)
@@ -18,7 +20,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from kvmem.geometry import Spread
+from kvmem.mesh import DCP
 from kvmem.pool.ledger import Ledger
 from kvmem.pool.state import Pool
 
@@ -49,32 +54,74 @@ class GroupTable:
 
     pages: jax.Array  # i32[S, M] physical pages, null where a sequence has none
     first: jax.Array  # i32[S] ordinal of column k
+    # Over which ranks of the axis "dcp" the tokens lie; pages kept whole by all of them
+    # come dcp at a time, and k and `first` are multiples of it then.
+    spread: Spread = dataclasses.field(default=Spread(), metadata={"static": True})
+
+    @property
+    def shard(self) -> jax.Array | int:
+        """Which share of every sequence is kept here."""
+        return lax.axis_index(DCP) if self.spread.shards > 1 else 0
 
     def ordinals(self, sink_pages: int = 0) -> jax.Array:
         """Return i32[S, M]: which page of its sequence each column holds."""
+        sink_pages = self._sink_columns(sink_pages)
         column = jnp.arange(self.pages.shape[1], dtype=jnp.int32)[None, :]
         behind = self.first[:, None] + column - sink_pages
         return jnp.where(column < sink_pages, column, behind)
+
+    def places(self, page_size: int, sink_pages: int = 0) -> jax.Array:
+        """Return i32[S, M * T]: the position of every slot of the table's pages."""
+        slot = jnp.arange(page_size, dtype=jnp.int32)[None, None]
+        local = self.ordinals(sink_pages)[:, :, None] * page_size + slot
+        local = local.reshape(self.pages.shape[0], -1)
+        return self.spread.position(local, self.shard)
 
     def locate(
         self, positions: jax.Array, page_size: int, sink_pages: int = 0
     ) -> tuple[jax.Array, jax.Array]:
         """Return the physical page and the slot of each position, i32[S, Q] both.
 
-        Positions that are negative, in a page that the group no longer keeps, or behind
-        the last column lie in int32's largest id, which is null to every pool.
+        Positions that are negative, in a page that the group no longer keeps, behind
+        the last column, or on another rank lie in int32's largest id, which is null to
+        every pool.
         """
-        ordinals, slots = jnp.divmod(positions, page_size)
+        column, slots = self._columns(positions, page_size, sink_pages)
+        inside = column >= 0
+        pages = jnp.take_along_axis(self.pages, jnp.where(inside, column, 0), axis=1)
+        return jnp.where(inside, pages, _NULL), slots
+
+    def rows(self, positions: jax.Array, page_size: int) -> jax.Array:
+        """Return where each position stands among `places`, i32 of the same shape.
+
+        Positions that this rank does not hold stand at int32's largest number.
+        """
+        flat = positions.reshape(positions.shape[0], -1)
+        column, slots = self._columns(flat, page_size, 0)
+        found = jnp.where(column >= 0, column * page_size + slots, _NULL)
+        return found.reshape(positions.shape)
+
+    def _columns(
+        self, positions: jax.Array, page_size: int, sink_pages: int
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the column, -1 where there is none here, and the slot of positions."""
+        sink_pages = self._sink_columns(sink_pages)
+        ordinals, slots = jnp.divmod(self.spread.slot(positions), page_size)
         num_columns = self.pages.shape[1]
         is_sink = (ordinals >= 0) & (ordinals < min(sink_pages, num_columns))
         # Compared before anything is added: int32's largest position must not wrap.
         behind = ordinals - self.first[:, None]
         is_kept = (behind >= 0) & (behind < num_columns - sink_pages)
-        inside = is_sink | is_kept
         columns = jnp.where(is_sink, ordinals, sink_pages + behind)
-        safe = jnp.where(inside, columns, 0)
-        pages = jnp.take_along_axis(self.pages, safe, axis=1)
-        return jnp.where(inside, pages, _NULL), slots
+        inside = is_sink | is_kept
+        if self.spread.shards > 1:
+            inside &= self.spread.owner(positions) == self.shard
+        return jnp.where(inside, columns, -1), slots
+
+    def _sink_columns(self, sink_pages: int) -> int:
+        """Return the columns of sink pages: whole virtual pages are kept for them."""
+        parts = self.spread.dcp if self.spread.is_whole else 1
+        return -(-sink_pages // parts) * parts
 
 
 def empty(books: Pool | Ledger, num_sequences: int, max_pages: int) -> BlockTable:

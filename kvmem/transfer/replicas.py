@@ -67,6 +67,6 @@ def _other_holders(plan: CopyPlan, rank: int, found: Objection) -> list[int]:
     )
     holders = plan.topology.holders(field, found.head)
     shards = {plan.topology.dcp_index(rank)}
-    if plan.group.is_state:  # every token shard keeps the whole of it
+    if plan.group.is_replicated:  # every token shard keeps the whole of it
         shards = set(range(plan.topology.dcp))
     return [r for r in holders if r != rank and plan.topology.dcp_index(r) in shards]

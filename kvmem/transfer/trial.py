@@ -93,7 +93,7 @@ def require_mesh(mesh: Mesh | None, plan: CopyPlan) -> None:
 
 def shape(plan: CopyPlan) -> Shape:
     """Return the sizes of a plan's trial."""
-    page, local = plan.page_tokens, plan.page_tokens // plan.topology.dcp
+    page, local = plan.page_tokens, plan.envelope(0).page_size
     counts = (2 * page + max(1, page // 2), page + 1)
     firsts = (0, max(1, _FAR // local - 1))
     needed = [-(-count // page) for count in counts]
@@ -192,7 +192,7 @@ def _chunks(
     for row, piece in enumerate(pieces):
         table[:, row, : len(piece.page_ids)] = piece.page_ids
     owned = [
-        [_tokens_of(plan.topology, rank, piece.num_tokens) for piece in pieces]
+        [_tokens_of(plan, rank, piece.num_tokens) for piece in pieces]
         for rank in range(ranks)
     ]
     lengths = np.array([[len(own) for own in each] for each in owned])
@@ -236,9 +236,15 @@ def _rows(plan, told, layers, digit, room, taken):
     return tuple(dealt)
 
 
-def _tokens_of(topology: Topology, rank: int, num_tokens: int) -> np.ndarray:
-    """Return the tokens of a rank: runs of `interleave` are dealt like cards."""
-    runs = np.arange(num_tokens) // topology.interleave
+def _tokens_of(plan: CopyPlan, rank: int, num_tokens: int) -> np.ndarray:
+    """Return the tokens of a rank: runs of `interleave` are dealt like cards.
+
+    A window's tokens are on every rank.
+    """
+    topology, tokens = plan.topology, np.arange(num_tokens)
+    if plan.group.lifecycle.kind == "window":
+        return tokens
+    runs = tokens // topology.interleave
     return np.flatnonzero(runs % topology.dcp == rank % topology.dcp)
 
 

@@ -76,7 +76,7 @@ class LatentLayer(Mixing):
         pages = indexer.write_keys(pages, envelope, self.index_name, *new)
         asked = q, weights, table, step.lengths
         scored = indexer.scores(pages, envelope, self.index_name, *asked)
-        at = indexer.places(table, envelope.page_size)
+        scored, at = indexer.of_all_ranks(scored, table, envelope.page_size)
         top_k = self.facts.indexer.top_k
         return pages, indexer.select(scored, at, step.positions, step.lengths, top_k)
 

@@ -17,7 +17,7 @@ Latent attention, and the indexer that selects what it reads (DeepSeek-V3.2):
 
     pages = indexer.write_keys(pages, envelope, layer, keys, *new)
     scored = indexer.scores(pages, envelope, layer, q, weights, table, lengths)
-    at = indexer.places(table, envelope.page_size)
+    at = table.places(envelope.page_size)
     selected = indexer.select(scored, at, positions, lengths, k)  # i32[S, Q, B]
     scored = indexer.dense_scores(q, weights, keys)
 

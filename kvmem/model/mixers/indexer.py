@@ -7,23 +7,25 @@ equal scores the earlier token wins; what no token wrote is never selected.
 
     pages = write_keys(pages, envelope, "index.0", keys, table, starts, num_new)
     scored = scores(pages, envelope, "index.0", q, weights, table, lengths)
-    chosen = select(scored, places(table, page_size), positions, lengths, k=2048)
+    chosen = select(*of_all_ranks(scored, table, page_size), positions, lengths, k=2048)
 
 Letters: S sequences, Q new tokens, I index heads, D key elements, J = M * T slots of
 the table, B = min(k, J) selected. Source: the technical report of DeepSeek-V3.2-Exp.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kvmem.geometry import Envelope
+from kvmem.geometry import Envelope, Spread
+from kvmem.mesh import DCP
 from kvmem.model.mixers import rows, scaled
-from kvmem.model.mixers.rows import places
 from kvmem.pool.table import GroupTable
 
-__all__ = ["ABSENT", "dense_scores", "places", "scores", "select", "write_keys"]
+__all__ = ["ABSENT", "dense_scores", "of_all_ranks", "scores", "select", "write_keys"]
 
 ABSENT = int(np.iinfo(np.int32).max)
 """Stands where a query selects fewer than k tokens; no position is as large."""
@@ -66,7 +68,7 @@ def scores(
     table: GroupTable,
     lengths: jax.Array,
 ) -> jax.Array:
-    """Score every slot of the table for each query: f32[S, Q, J].
+    """Score every slot of the table on this rank for each query: f32[S, Q, J].
 
     Slots that no token wrote score as zero keys do. A caller that splits index heads
     over ranks sums the scores over them before it selects.
@@ -83,8 +85,29 @@ def scores(
         scales = rows.read(pages, rows.plan_of(envelope, layer, "scale"), ids)
         keys = scaled.dequantize(keys, scales)
     keys = keys.astype(jnp.float32).reshape(len(lengths), -1, keys.shape[-1])
-    written = places(table, envelope.page_size) < lengths[:, None]
+    written = table.places(envelope.page_size) < lengths[:, None]
     return dense_scores(q, weights, jnp.where(written[..., None], keys, 0.0))
+
+
+def of_all_ranks(
+    scored: jax.Array, table: GroupTable, page_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return the scores of all tokens, f32[S, Q, J], and where each stands, i32[S, J].
+
+    Ranks that keep different tokens exchange what they scored, and select alike.
+
+    Args:
+        scored: f32[S, Q, J] of the tokens of this rank.
+        table, page_size: of the index keys.
+    """
+    spread = table.spread
+    if spread.shards == 1:
+        return scored, table.places(page_size)
+    every = lax.all_gather(scored, DCP, axis=2)  # [S, Q, dcp, J]
+    runs = every.reshape(*every.shape[:3], -1, spread.interleave)
+    whole = dataclasses.replace(table, spread=Spread())
+    at = whole.places(page_size * spread.shards)
+    return jnp.swapaxes(runs, 2, 3).reshape(*scored.shape[:2], -1), at
 
 
 def dense_scores(q: jax.Array, weights: jax.Array, keys: jax.Array) -> jax.Array:
@@ -105,7 +128,7 @@ def select(
 
     Args:
         scored: f32[S, Q, J] scores of the table's slots.
-        at: i32[S, J] position of each slot, ascending (`places`).
+        at: i32[S, J] position of each slot, ascending (`of_all_ranks`).
         positions: i32[S, Q] the place of each query, which sees none after it.
         lengths: i32[S] tokens in the pages; no position beyond is seen.
         k: tokens to select; where a query sees fewer, `ABSENT` stands behind them.

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from kvmem.geometry import Envelope
+from kvmem.model import merge
 from kvmem.model.mixers import rows, scaled
 from kvmem.pool.table import GroupTable
 
@@ -109,7 +110,7 @@ def attend_written(
             for plan in _plans(envelope, layer)
         ]
     else:
-        at = rows.places(table, page_size)
+        at = table.places(page_size)
         kept = [
             rows.read(pages, plan, table.pages[..., None])
             for plan in _plans(envelope, layer)
@@ -119,15 +120,18 @@ def attend_written(
 
     sees = _sees(queries.positions, at, lengths, window)
     if selected is not None and steps > 1:
-        sees &= _chosen(selected, at)
+        sees &= _chosen(table.rows(selected, page_size), at.shape[-1])
+    elif selected is not None and table.spread.shards > 1:
+        sees &= (ids < pages.shape[0])[:, None]  # the others are on other ranks
     written = (at < lengths[:, None])[..., None]
     latents, ropes = (jnp.where(written, part, 0.0) for part in (latents, ropes))
 
     nope = jnp.einsum("sqgn,gnc->sqgc", _f32(queries.nope), _f32(queries.w_uk))
     scores = jnp.einsum("sqgc,sjc->sqgj", nope, latents)
     scores += jnp.einsum("sqgo,sjo->sqgj", _f32(queries.rope), ropes)
-    weights = _softmax(scores * scale, sees)
-    seen = jnp.einsum("sqgj,sjc->sqgc", weights, latents)
+    scores = jnp.where(sees[:, :, None], scores * scale, merge.MASKED)
+    share = merge.partial(scores, latents, "sqgj,sjc->sqgc")
+    seen = merge.finish(merge.merge_ranks(share, table.spread))
     return jnp.einsum("sqgc,gvc->sqgv", seen, _f32(queries.w_uv))
 
 
@@ -150,7 +154,7 @@ def dense(
     at = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], (seqs, length))
     sees = _sees(queries.positions, at, jnp.full(seqs, length, jnp.int32), window)
     if selected is not None:
-        sees &= _chosen(selected, at)
+        sees &= _chosen(selected, length)
     keys = jnp.einsum("sjc,gnc->sjgn", _f32(latents), _f32(queries.w_uk))
     values = jnp.einsum("sjc,gvc->sjgv", _f32(latents), _f32(queries.w_uv))
     scores = jnp.einsum("sqgn,sjgn->sqgj", _f32(queries.nope), keys)
@@ -183,16 +187,14 @@ def _sees(positions, at, lengths, window: int | None) -> jax.Array:
     return sees
 
 
-def _chosen(selected: jax.Array, at: jax.Array) -> jax.Array:
-    """Return bool[S, Q, J]: which slots stand at selected positions i32[S, Q, B].
+def _chosen(selected: jax.Array, num_slots: int) -> jax.Array:
+    """Return bool[S, Q, J]: which slots of the table i32[S, Q, B] names.
 
-    Slots follow each other without a gap, so a position's slot is its distance from
-    the first; what lies outside is dropped.
+    What lies outside is dropped.
     """
-    slot = selected - at[:, :1, None]
-    chosen = jnp.zeros((*selected.shape[:2], at.shape[-1]), bool)
+    chosen = jnp.zeros((*selected.shape[:2], num_slots), bool)
     seq, step = jnp.ogrid[: selected.shape[0], : selected.shape[1]]
-    return chosen.at[seq[..., None], step[..., None], slot].set(
+    return chosen.at[seq[..., None], step[..., None], selected].set(
         True, mode="drop", wrap_negative_indices=False
     )
 

@@ -29,7 +29,6 @@ __all__ = [
     "FieldPlan",
     "append",
     "has_field",
-    "places",
     "plan_of",
     "read",
     "read_slots",
@@ -183,7 +182,7 @@ def append(
     Args:
         parts: [S, Q, D] rows by field name.
         table: the group's pages; rows that it has no page for are dropped.
-        starts: i32[S] tokens already in the pages.
+        starts: i32[S] tokens already in the pages; or i32[S, Q], where each stands.
         num_new: i32[S] how many of the Q rows are real; the rest is dropped.
     """
     plans = {name: plan_of(envelope, layer, name) for name in parts}
@@ -191,18 +190,12 @@ def append(
         plans[name].require((1, part.shape[-1]), f"{name!r} of layer {layer!r}:")
     (steps,) = {part.shape[1] for part in parts.values()}
     step = jnp.arange(steps, dtype=jnp.int32)[None, :]
-    page, slots = table.locate(starts[:, None] + step, envelope.page_size)
+    at = starts if starts.ndim == 2 else starts[:, None] + step
+    page, slots = table.locate(at, envelope.page_size)
     ids = jnp.where(step < num_new[:, None], page, pages.shape[0])[..., None]
     for name, part in parts.items():
         pages = write(pages, plans[name], ids, slots, part[:, :, None])
     return pages
-
-
-def places(table: GroupTable, page_size: int) -> jax.Array:
-    """Return i32[S, M * T]: the position of every slot of the table's pages."""
-    slot = jnp.arange(page_size, dtype=jnp.int32)[None, None, :]
-    found = table.ordinals()[..., None] * page_size + slot
-    return found.reshape(found.shape[0], -1)
 
 
 def _windows(

@@ -53,7 +53,7 @@ def step(pages, env, layer, keys, q, weights, tab, starts, num_new, k=3):
     end = starts + num_new
     scored = indexer.scores(pages, env, layer, q, weights, tab, end)
     positions = starts[:, None] + jnp.arange(q.shape[1], dtype=jnp.int32)[None]
-    at = indexer.places(tab, env.page_size)
+    at = tab.places(env.page_size)
     return pages, scored, indexer.select(scored, at, positions, end, k)
 
 

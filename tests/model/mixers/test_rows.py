@@ -127,7 +127,7 @@ def test_a_page_outside_the_pool_drops_whole_and_reads_as_zeros(null, lay):
 def test_places_count_the_slots_of_a_table_that_begins_late(lay):
     tab = lay.table([[7, 7, 7], [1, 2, 3]], first=[0, 5])
     expected = np.stack([np.arange(12), 20 + np.arange(12)])
-    np.testing.assert_array_equal(rows.places(tab, 4), expected)
+    np.testing.assert_array_equal(tab.places(4), expected)
 
 
 def test_fields_in_arrays_of_their_own_are_refused(lay):

@@ -58,7 +58,7 @@ def layer(pages, envs, text, k, tabs, starts, num_new):
     scored = indexer.scores(pages, envs[1], "i0", *args, end)
     steps = jnp.arange(text["keys"].shape[1], dtype=jnp.int32)
     positions = starts[:, None] + steps[None]
-    at = indexer.places(tabs[1], envs[1].page_size)
+    at = tabs[1].places(envs[1].page_size)
     chosen = indexer.select(scored, at, positions, end, k)
     args = (queries(text, positions), tabs[0], end, 0.3)
     return pages, latent.attend_written(pages, envs[0], "m0", *args, selected=chosen)
