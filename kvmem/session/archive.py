@@ -1,0 +1,148 @@
+"""Archives: messages that a commit moved out of the live log, in order, for good.
+
+The law: archives and live log together are messages 0 to clock - 1, none twice. The
+live log's own first line says where it begins: what an archive holds from there on is
+an intent of a commit that was cut off, and is finished by the next writer. So a kill at
+any step of a commit loses nothing and doubles nothing.
+
+    history/archive_000/{messages.jsonl, .meta.json}
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kvmem.errors import CorruptPage, say
+from kvmem.session import files, lines, log
+from kvmem.session.lines import Batch, Line, Log
+from kvmem.session.place import HISTORY, LOG, META, Place
+
+FORMAT = "kvmem.session.archive"
+_PREFIX, _NEW = "archive_", ".new-archive"
+
+
+class Archive(NamedTuple):
+    """One archive's facts."""
+
+    name: str
+    first: int
+    stop: int
+    is_extracted: bool
+    keys: dict[str, Batch]
+
+
+def listed(place: Place) -> list[Archive]:
+    """Return the archives in order, an unfinished one included."""
+    names = [n for n in place.io.names(place.file(HISTORY)) if n.startswith(_PREFIX)]
+    return sorted((facts(place, name) for name in names), key=lambda a: a.first)
+
+
+def facts(place: Place, name: str) -> Archive:
+    """Return what an archive's meta file says, or raise CorruptPage."""
+    path = place.file(HISTORY) / name / META
+    try:
+        fields = json.loads(place.io.read(path))
+        place.identity.check(fields, FORMAT)
+        keys = {key: Batch(*each) for key, each in fields["keys"].items()}
+        return Archive(
+            name, fields["first"], fields["stop"], fields["is_extracted"], keys
+        )
+    except (OSError, ValueError, KeyError, TypeError) as bad:
+        raise _damaged(place, name, f"its meta file cannot be read ({bad})") from bad
+
+
+def read(place: Place, archive: Archive) -> Log:
+    """Return an archive's messages, or raise CorruptPage."""
+    try:
+        data = place.io.read(place.file(HISTORY) / archive.name / LOG)
+    except FileNotFoundError as bad:
+        raise _damaged(place, archive.name, "its messages are missing") from bad
+    found = lines.scan(data, place.identity)
+    if found.torn or (found.start.messages, found.clock.messages) != archive[1:3]:
+        raise _damaged(place, archive.name, f"it does not hold {archive[1:3]}")
+    return found
+
+
+def messages(place: Place, live: Log, since: int) -> Iterator[Line]:
+    """Yield every line from message `since` on, archived ones first."""
+    if since < live.start.messages:
+        for each in listed(place):
+            if each.first < live.start.messages and each.stop > since:
+                yield from (li for li in read(place, each).lines if li.seq >= since)
+    yield from (line for line in live.lines if line.seq >= since)
+
+
+def batch_of(place: Place, live: Log, key: str) -> Batch | None:
+    """Return where the batch of a key stands, in the live log or an archive."""
+    if key in live.keys or not live.start.messages:
+        return live.keys.get(key)
+    found = [each.keys[key] for each in listed(place) if key in each.keys]
+    return found[0] if found else None
+
+
+def write(place: Place, part: Log) -> str:
+    """Make an archive of lines, durable whole or not there; return its name."""
+    io, folder = place.io, place.file(HISTORY)
+    files.make_folder(io, folder, place.folder)
+    new, name = folder / _NEW, f"{_PREFIX}{len(listed(place)):03d}"
+    io.remove_tree(new)
+    io.mkdir(new)
+    data = lines.header(place.identity, part.start)
+    fields = (part.start.messages, part.clock.messages, False, dict(part.keys))
+    for file, content in (
+        (LOG, data + b"".join(line.raw for line in part.lines)),
+        (META, _encoded(place, Archive(name, *fields))),
+    ):
+        io.write(new / file, content)
+        io.sync(new / file)
+    io.sync_dir(new)
+    io.rename_dir(new, folder / name)
+    io.sync_dir(folder)
+    return name
+
+
+def mark_extracted(place: Place, name: str) -> None:
+    """Note that an archive was handed to an extractor and what it found was kept."""
+    done = facts(place, name)._replace(is_extracted=True)
+    files.write(place.io, place.file(HISTORY) / name / META, _encoded(place, done))
+
+
+def finish(place: Place, live: Log) -> Log:
+    """Finish a commit that was cut off behind its archive; under the lock.
+
+    Raises:
+        CorruptPage: the archive is not what the live log begins with.
+    """
+    pending = [a for a in listed(place) if a.first >= live.start.messages]
+    if not pending:
+        return live
+    held = [li.raw for each in pending for li in read(place, each).lines]
+    if held != [line.raw for line in live.lines[: len(held)]]:
+        law = "the live log does not begin with its messages"
+        raise _damaged(place, pending[0].name, law)
+    return cut(place, live, len(held))
+
+
+def cut(place: Place, live: Log, count: int) -> Log:
+    """Take the first lines out of the live log; an archive holds them by now."""
+    head = [line.stored for line in live.lines[:count]]
+    log.rewrite(place, lines.advance(live.start, head), live.lines[count:])
+    return log.read(place)
+
+
+def rewrite(place: Place, archive: Archive, kept: Sequence[Line]) -> None:
+    """Replace an archive's lines, one for one."""
+    path = place.file(HISTORY) / archive.name / LOG
+    start = read(place, archive).start
+    data = lines.header(place.identity, start) + b"".join(line.raw for line in kept)
+    files.write(place.io, path, data)
+
+
+def _encoded(place: Place, archive: Archive) -> bytes:
+    fields = archive._asdict()
+    return json.dumps(place.identity.head(FORMAT) | fields).encode()
+
+
+def _damaged(place: Place, name: str, law: str) -> CorruptPage:
+    asked = f"{name} of session {place.identity.session!r}"
+    return CorruptPage(say(asked, law, "Put it back from a copy; nothing was changed"))

@@ -1,0 +1,207 @@
+"""The recall ledger: what was served to whom, and when; the last file to be durable.
+
+The law: losing the ledger costs a repeat, having it too early costs a memory, so it is
+written after everything else and read with forgiveness: a bad record is ignored, a bad
+file is set aside and said to be. A key is (actor, uri): actors do not cool each other.
+
+    {"version": 1, ..., "updated_turn": 4, "entries": {uri: record of no actor},
+     "actors": {actor: {uri: record}}, "requests": {id: what it was answered}}
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+
+from kvmem.errors import FormatMismatch, say
+from kvmem.session.identity import Identity
+
+FORMAT = "kvmem.session.ledger"
+DETAILS = ("uri", "abstract", "overview", "full")
+MAX_RECORDS = 500  # of one actor
+MAX_REQUESTS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One serving of one memory."""
+
+    turn: int  # the clock in messages when it was served
+    detail: str = "full"  # how much of it: a bare uri never cools
+    unit: str | None = None  # of the cooldown it was served under
+    n: int | None = None
+    turns: int | None = None  # the other clocks at that time
+    tokens: int | None = None
+    idle: int = 0  # recalls that came before it at the same clock
+
+    def to_json(self) -> dict:
+        """Return the fields that say something."""
+        fields = dataclasses.asdict(self)
+        return {k: v for k, v in fields.items() if v is not None and (v or k != "idle")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What one recall was answered, to answer its retry, or to be carried later."""
+
+    actor: str | None
+    query: str  # its digest
+    turn: int
+    entries: tuple[Mapping, ...]  # {"uri", "tier", "text", "score", "peer"}
+    records: Mapping[str, Mapping]  # uri -> the record, for a message that carries it
+    pending: bool = False  # mark="append", and no message has carried it yet
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """All that the file of a session says."""
+
+    actors: Mapping[str | None, Mapping[str, Record]]
+    requests: Mapping[str, Request] = dataclasses.field(default_factory=dict)
+    updated_turn: int = 0
+    idle_turn: int = 0  # recalls since the clock came here
+    idle_recalls: int = 0
+
+    def of(self, actor: str | None) -> Mapping[str, Record]:
+        """Return an actor's records."""
+        return self.actors.get(actor, {})
+
+    def idle(self, turn: int) -> int:
+        """Return the recalls that were counted while the clock stood at `turn`."""
+        return self.idle_recalls if self.idle_turn == turn else 0
+
+
+EMPTY = Ledger({})
+
+
+def parse(data: bytes, identity: Identity) -> Ledger:
+    """Return what a ledger's bytes say, bad records left out.
+
+    Raises:
+        FormatMismatch: they are no ledger of this session.
+    """
+    try:
+        fields = json.loads(data)
+        identity.check(fields, FORMAT, strict=False)
+        entries, actors = fields.get("entries", {}), fields.get("actors", {})
+        by_actor = {None: entries} | actors
+        records = {a: _records(each) for a, each in by_actor.items() if each}
+        requests = _requests(fields.get("requests", {}))
+        idle = fields.get("idle", {})
+        counts = [fields.get("updated_turn", 0), *map(idle.get, ("turn", "recalls"))]
+    except (ValueError, AttributeError, TypeError) as bad:
+        law = f"it cannot be read ({bad})"
+        asked = f"the recall ledger of session {identity.session!r}"
+        raise FormatMismatch(
+            say(asked, law, "It is set aside, and begun anew")
+        ) from bad
+    return Ledger(records, requests, *(c if _is_count(c) else 0 for c in counts))
+
+
+def dump(ledger: Ledger, identity: Identity) -> bytes:
+    """Return the file's bytes."""
+    by_actor = {
+        actor: {uri: record.to_json() for uri, record in records.items()}
+        for actor, records in ledger.actors.items()
+        if records
+    }
+    fields = identity.head(FORMAT) | {
+        "updated_turn": ledger.updated_turn,
+        "entries": by_actor.pop(None, {}),
+    }
+    if by_actor:
+        fields["actors"] = by_actor
+    if ledger.requests:
+        fields["requests"] = {
+            name: dataclasses.asdict(each) for name, each in ledger.requests.items()
+        }
+    if ledger.idle_recalls:
+        fields["idle"] = {"turn": ledger.idle_turn, "recalls": ledger.idle_recalls}
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def recorded(
+    ledger: Ledger, actor: str | None, records: Mapping[str, Record]
+) -> Ledger:
+    """Return the ledger with newer records of an actor, the newest last."""
+    mine = dict(ledger.of(actor))
+    for uri, record in records.items():
+        if uri not in mine or mine[uri].turn <= record.turn:
+            mine.pop(uri, None)
+            mine[uri] = record
+    turn = max([ledger.updated_turn, *(r.turn for r in records.values())])
+    actors = {**ledger.actors, actor: mine}
+    return dataclasses.replace(ledger, actors=actors, updated_turn=turn)
+
+
+def capped(ledger: Ledger, actor: str | None, kept: Iterable[str]) -> Ledger:
+    """Return the ledger with an actor's `kept` records only, the newest 500 of them."""
+    kept = set(kept)
+    mine = [(u, r) for u, r in ledger.of(actor).items() if u in kept]
+    mine.sort(key=lambda pair: pair[1].turn)  # stable: of one turn the later ones stay
+    actors = {**ledger.actors, actor: dict(mine[-MAX_RECORDS:])}
+    return dataclasses.replace(ledger, actors=actors)
+
+
+def requested(ledger: Ledger, name: str, request: Request) -> Ledger:
+    """Return the ledger with a request's answer, the newest 100 of them."""
+    others = {k: v for k, v in ledger.requests.items() if k != name}
+    requests = dict([*others.items(), (name, request)][-MAX_REQUESTS:])
+    return dataclasses.replace(ledger, requests=requests)
+
+
+def without(ledger: Ledger, uri: str) -> Ledger:
+    """Return the ledger without a memory, in records and in kept answers."""
+    actors = {
+        actor: {u: r for u, r in records.items() if u != uri}
+        for actor, records in ledger.actors.items()
+    }
+    requests = {
+        name: dataclasses.replace(
+            each,
+            entries=tuple(e for e in each.entries if e["uri"] != uri),
+            records={u: r for u, r in each.records.items() if u != uri},
+        )
+        for name, each in ledger.requests.items()
+    }
+    return dataclasses.replace(ledger, actors=actors, requests=requests)
+
+
+def record_from(fields) -> Record | None:
+    """Return the record that JSON fields say, None if they say none."""
+    if not isinstance(fields, Mapping) or not _is_count(fields.get("turn")):
+        return None
+    detail, unit = fields.get("detail", "full"), fields.get("unit")
+    if detail not in DETAILS or not isinstance(unit, str | None):
+        return None
+    counts = {k: fields.get(k) for k in ("n", "turns", "tokens")}
+    if not all(v is None or _is_count(v) for v in counts.values()):
+        return None
+    idle = fields.get("idle", 0)
+    return Record(
+        fields["turn"],
+        detail,
+        unit,
+        **counts,
+        idle=idle if _is_count(idle) else 0,
+    )
+
+
+def _records(fields: Mapping) -> dict[str, Record]:
+    found = {uri: record_from(each) for uri, each in fields.items()}
+    return {uri: record for uri, record in found.items() if record is not None}
+
+
+def _requests(fields: Mapping) -> dict[str, Request]:
+    found = {}
+    for name, each in fields.items():
+        try:
+            request = Request(**each)
+            entries = tuple(e for e in request.entries if isinstance(e["uri"], str))
+            found[name] = dataclasses.replace(request, entries=entries)
+        except (TypeError, KeyError):
+            continue
+    return found
+
+
+def _is_count(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,0 +1,99 @@
+"""Where one session lies, and what stands between it and its disk.
+
+The law: everything of a session is in its own folder, but for its lock and the note of
+its deletion, which must outlive the folder. The folder's name is `ids.to_path` of the
+id, and files in it carry the id itself.
+
+    <root>/accounts/<account>/users/<user>/sessions/<session>/
+        messages.jsonl  .meta.json  .recall_log.json  history/  chains/
+    …/sessions/.locks/<session>   …/sessions/.deleted/<session>.json
+"""
+
+import dataclasses
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvmem.session import files, ids
+from kvmem.session.identity import Identity
+from kvmem.session.io import OsIO
+from kvmem.session.lines import Log
+from kvmem.session.locks import Locks
+from kvmem.session.rules import Rules
+
+LOG, META, LEDGER = "messages.jsonl", ".meta.json", ".recall_log.json"
+HISTORY, CHAINS = "history", "chains"
+LOCKS, DELETED = ".locks", ".deleted"
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """One session's paths, with the store's own io, locks, rules and memory of logs."""
+
+    root: Path
+    identity: Identity
+    io: OsIO
+    locks: Locks
+    rules: Rules
+    logs: MutableMapping[Path, Log]  # what was read last, to read only what is new
+    durable: MutableMapping[Path, bytes]  # what this process knows to be on the disk
+
+    @property
+    def parent(self) -> Path:
+        """Return the folder of the user's sessions."""
+        return sessions_folder(self.root, *self.identity[:2])
+
+    @property
+    def folder(self) -> Path:
+        """Return the session's own folder."""
+        return self.parent / ids.to_path(self.identity.session)
+
+    def file(self, name: str) -> Path:
+        """Return the path of one of its files."""
+        return self.folder / name
+
+    @property
+    def tombstone(self) -> Path:
+        """Return the note that says whether the session was deleted."""
+        return self.parent / DELETED / f"{ids.to_path(self.identity.session)}.json"
+
+    @contextmanager
+    def locked(self, suffix: str = "", wait_s: float | None = None) -> Iterator[None]:
+        """Hold the session's lock; a suffix names another lock of the same session."""
+        folder = self.parent / LOCKS
+        if folder not in self.durable:
+            files.make_folder(self.io, folder, self.root)
+            self.durable[folder] = b""
+        path = folder / (ids.to_path(self.identity.session) + suffix)
+        with self.locks.hold(path, f"session {self.identity.session!r}", wait_s):
+            yield
+
+    def settle(self, log: Log | None = None) -> None:
+        """Make sure that what was read is durable before something builds on it.
+
+        Whoever wrote the log, or gave the folder its name, may have died before its
+        sync. What this process has synced itself is not synced again.
+        """
+        if self.folder not in self.durable:
+            self.io.sync_dir(self.folder)
+            self.io.sync_dir(self.parent)
+            self.durable[self.folder] = b""
+        if log is not None and self.durable.get(self.file(LOG)) != log.digest:
+            self.io.sync(self.file(LOG))
+            self.durable[self.file(LOG)] = log.digest
+
+    def unsettle(self) -> None:
+        """Forget what is known of the folder: it is another one now."""
+        for path in (self.folder, self.file(LOG)):
+            self.durable.pop(path, None)
+        self.logs.pop(self.file(LOG), None)
+
+
+def sessions_folder(root: Path, account: str, user: str) -> Path:
+    """Return the folder of one user's sessions."""
+    return user_folder(root, account, user) / "sessions"
+
+
+def user_folder(root: Path, account: str, user: str) -> Path:
+    """Return the folder of all that one user owns."""
+    return root / "accounts" / ids.to_path(account) / "users" / ids.to_path(user)

@@ -1,0 +1,146 @@
+"""A principal: the one way to anything in a store, for one user of one account.
+
+The law: account and user are fixed when it is made, and every handle comes from it;
+there is no read path without one. An actor is a view of its user's memory, given a call
+or by an open scope, and a principal that requires an actor refuses calls without one.
+
+    me = store.principal("lab", "ann")
+    me.session("s1").append([...])
+    me.recall("what tea does she like?", session=me.session("s1"))
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+from pathlib import Path
+
+from kvmem.errors import Denied, say
+from kvmem.session import actors, ids, place, recall
+from kvmem.session.cooldown import Cooldown, messages
+from kvmem.session.identity import Identity
+from kvmem.session.items import Item, Items
+from kvmem.session.recall import Mark, Recall, RenderFn
+from kvmem.session.session import Session
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Principal:
+    """One user of one account in one open store."""
+
+    store: object = dataclasses.field(repr=False)
+    account: str
+    user: str
+    require_actor: bool = False
+
+    def __post_init__(self):
+        object.__setattr__(self, "account", ids.check_account(self.account))
+        object.__setattr__(self, "user", ids.check_user(self.user))
+
+    @property
+    def owner(self) -> tuple[str, str]:
+        """Return (account, user)."""
+        return self.account, self.user
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of all that this user owns; it may not be there yet."""
+        return place.user_folder(self.store.root, *self.owner)
+
+    def session(self, id: str) -> Session:
+        """Return the handle of a session, made or not; its id is checked here."""
+        identity = Identity(*self.owner, ids.check_session(id))
+        return Session(self, self.store.place(identity))
+
+    def sessions(self) -> tuple[str, ...]:
+        """Return the ids of this user's sessions."""
+        return self.store.session_ids(*self.owner)
+
+    @property
+    def items(self) -> Items:
+        """Return the user's items, each verb under its actor's view."""
+        return Items(self.store.book(*self.owner), self.actor_of)
+
+    def remember(
+        self,
+        text: str,
+        uri: str | None = None,
+        peer: str | None = None,
+        key: str | None = None,
+        actor: str | None = None,
+    ) -> Item:
+        """Keep a text as an item; see `Items.remember`."""
+        return self.items.remember(text, uri, peer, key, actor)
+
+    def acting_as(self, name: str | None) -> contextlib.AbstractContextManager:
+        """Open a scope in which this user's calls are made for an actor."""
+        return actors.acting_as(name, self.owner)
+
+    def actor_of(self, actor: str | None = None) -> str | None:
+        """Return the actor of a call: the given one, else the open scope's.
+
+        Raises:
+            ActorRequired: there is none, and this principal requires one.
+        """
+        return actors.resolve(self.owner, actor, required=self.require_actor)
+
+    def salt(self, actor: str | None = None) -> bytes:
+        """Return the 32 bytes that keep this user's pages apart from all others'."""
+        names = [*self.owner, *([] if actor is None else [ids.check_actor(actor)])]
+        text = "".join(f"{len(name)}:{name}" for name in names)
+        return hmac.digest(self.store.secret, text.encode(), hashlib.sha256)
+
+    def recall(
+        self,
+        query: str,
+        session: Session | None = None,
+        cooldown: Cooldown = messages(3),  # noqa: B008 -- frozen
+        actor: str | None = None,
+        peer_scope: str | None = None,
+        request_id: str | None = None,
+        mark: Mark = "return",
+        limit: int = 8,
+        render: RenderFn | None = None,
+        served=None,
+    ) -> Recall:
+        """Return memories for a query, without those served a moment ago.
+
+        Args:
+            query: what to look for.
+            session: whose ledger says what was served; None: nothing is held back.
+            cooldown: for how long a served memory is held back.
+            actor: whose view and ledger; None: the open scope's.
+            peer_scope: "actor" is the user's own and the actor's; "all" adds other
+                peers, ranked lower. None: as the store's rules have it.
+            request_id: a retry under the same id is answered the same.
+            mark: a memory counts as served when this "return"s, or when an "append"
+                names the recall in `carries`.
+            limit: of memories that are given.
+            render: called with a hit, returns the tier it is given in ("uri",
+                "abstract", "overview", "full"), or None to leave it out.
+            served: called with the entries; False if nothing of them is shown, so
+                that nothing is recorded.
+
+        Raises:
+            Conflict: the request id was used for another query.
+            Denied: the session is another user's.
+        """
+        rules = self.store.rules
+        asked = recall.ask(
+            query,
+            self.actor_of(actor),
+            rules.peer_scope if peer_scope is None else peer_scope,
+            cooldown,
+            limit,
+            request_id,
+            mark,
+            render,
+            served,
+        )
+        search = recall.searcher(self.store.retriever, self, asked)
+        if session is None:
+            return recall.run(asked, None, None, search)
+        if session.principal.owner != self.owner:
+            law = "a session's ledger is its own user's"
+            raise Denied(say("recall for another user's session", law, "Use your own"))
+        return session.recalled(asked, search)

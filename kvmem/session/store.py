@@ -1,0 +1,156 @@
+"""The store of sessions: one folder, many accounts, one way in.
+
+The law: every handle comes from a principal, and every byte goes through `io`. Any
+number of processes may have the same root open; each session has one writer at a time.
+
+    store = SessionStore.open("runs/sessions")
+    me = store.principal("lab", "ann")
+"""
+
+import json
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from kvmem.errors import ConfigError, FormatMismatch, say
+from kvmem.session import files, ids, items, lines, place
+from kvmem.session.book import Book
+from kvmem.session.identity import VERSION, Identity
+from kvmem.session.io import OsIO, Unsynced
+from kvmem.session.locks import WAIT_S, Locks
+from kvmem.session.place import LOG, Place
+from kvmem.session.principal import Principal
+from kvmem.session.rules import Rules, named
+from kvmem.session.search import Retriever
+from kvmem.session.session import Session
+
+FORMAT = "kvmem.session.store"
+_FACTS = "store.json"
+ITEMS = "items.sqlite3"
+
+
+class SessionStore:
+    """An open root; `SessionStore.open` makes it."""
+
+    def __init__(
+        self,
+        root: Path,
+        rules: Rules,
+        io: OsIO,
+        retriever: Retriever,
+        wait_s: float,
+        durability: str,
+    ):
+        """Be an open store; use `open`."""
+        self.root, self.rules, self.io, self.retriever = root, rules, io, retriever
+        self.on_delete: list[Callable[[Session, dict], None]] = []
+        self._locks = Locks(io, wait_s)
+        self._logs: dict[Path, lines.Log] = {}
+        self._durable: dict[Path, bytes] = {}
+        self._books: dict[tuple[str, str], Book] = {}
+        self._durability = durability
+        self.secret = self._facts()
+
+    @classmethod
+    def open(
+        cls,
+        root: str | Path,
+        rules: str = "kvmem",
+        io: OsIO | None = None,
+        retriever: Retriever | None = None,
+        durability: Literal["full", "process"] = "full",
+        wait_s: float = WAIT_S,
+    ) -> "SessionStore":
+        """Open a root, made if it is not there.
+
+        Args:
+            root: the folder.
+            rules: "kvmem", or "openviking" for what that does where it differs.
+            io: everything that touches the disk; None: the disk itself.
+            retriever: what finds memories; None: words, by FTS5 over the user's items.
+            durability: "full": acknowledged is on the disk; "process": it survives the
+                process, and not a power cut.
+            wait_s: how long a writer waits for another before it is Busy.
+        """
+        if durability not in ("full", "process"):
+            law = 'what is acknowledged is on the disk ("full"), or the system\'s'
+            cure = 'Pass "full" or "process"'
+            raise ConfigError(say(f"durability={durability!r}", law, cure))
+        io = OsIO() if io is None else io
+        io = io if durability == "full" else Unsynced(io)
+        if retriever is None:
+            retriever = items.Retriever()
+        return cls(Path(root), named(rules), io, retriever, wait_s, durability)
+
+    def principal(
+        self, account: str, user: str, require_actor: bool = False
+    ) -> Principal:
+        """Return the principal of a user; with `require_actor`, calls need an actor."""
+        return Principal(self, account, user, require_actor)
+
+    def place(self, identity: Identity) -> Place:
+        """Return where a session lies."""
+        return Place(
+            self.root,
+            identity,
+            self.io,
+            self._locks,
+            self.rules,
+            self._logs,
+            self._durable,
+        )
+
+    def book(self, account: str, user: str) -> Book:
+        """Return the file of a user's items."""
+        path = place.user_folder(self.root, account, user) / ITEMS
+        book = Book(path, (account, user), self._durability)
+        return self._books.setdefault((account, user), book)
+
+    def close(self) -> None:
+        """Close the files of items that are open; the store may be used again."""
+        for book in list(self._books.values()):
+            book.close()
+
+    def session_ids(self, account: str, user: str) -> tuple[str, ...]:
+        """Return the ids of a user's sessions, as their logs say them."""
+        folder = place.sessions_folder(self.root, account, user)
+        found = []
+        for name in self.io.names(folder):
+            if name.startswith(".") or not self.io.is_file(folder / name / LOG):
+                continue
+            head = self.io.read(folder / name / LOG).partition(b"\n")[0]
+            fields = lines.unseal(head) or {}
+            id = fields.get("session")
+            if isinstance(id, str) and ids.to_path(id) == name:
+                found.append(id)
+        return tuple(sorted(found))
+
+    def _facts(self) -> bytes:
+        """Return the root's secret, made with the root by whoever is first."""
+        path = self.root / _FACTS
+        try:
+            return self._read_facts(path)
+        except FileNotFoundError:
+            pass
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locks.hold(self.root / ".lock", "the root"):
+            try:
+                return self._read_facts(path)
+            except FileNotFoundError:
+                secret = secrets.token_hex(32)
+                fields = {"format": FORMAT, "version": VERSION, "secret": secret}
+                files.write(self.io, path, json.dumps(fields).encode())
+        return bytes.fromhex(secret)
+
+    def _read_facts(self, path: Path) -> bytes:
+        try:
+            fields = json.loads(self.io.read(path))
+            if (fields["format"], fields["version"]) == (FORMAT, VERSION):
+                return bytes.fromhex(fields["secret"])
+            found = f"{fields['format']} of version {fields['version']}"
+        except (ValueError, KeyError, TypeError) as bad:
+            found = f"a damaged file ({bad})"
+        law = f"this kvmem reads {FORMAT} of version {VERSION}, not {found}"
+        cure = "Open it with the kvmem that wrote it, or put store.json back"
+        raise FormatMismatch(say(f"session store {self.root}", law, cure))
