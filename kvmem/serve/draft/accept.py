@@ -107,14 +107,15 @@ def _accept_row(
     places = jnp.arange(width)
     p_drafted = jnp.take_along_axis(target[:-1], ids[:, None], axis=1)[:, 0]
     q_drafted = jnp.take_along_axis(draft, ids[:, None], axis=1)[:, 0]
-    chance = jax.vmap(lambda at: _uniform(key, at))(places)
+    own_keys = jax.vmap(lambda at: sampler.row_key(key, at))(jnp.arange(width + 1))
+    chance = jax.vmap(_uniform)(own_keys[:-1])
     stands = chance * q_drafted < p_drafted
     taken = _leading((stands & (places < count))[None])[0]
 
     is_whole = taken == count
     p = target[taken]
     q = jnp.where(is_whole, 0.0, draft[jnp.minimum(taken, width - 1)])
-    follows = _draw(p, q, is_whole, sampler.row_key(key, taken))
+    follows = _draw(p, q, is_whole, own_keys[taken])
 
     drafted_at_all = jnp.where(places < count, q_drafted > 0, True)
     used = jnp.arange(width + 1) <= count
@@ -144,8 +145,8 @@ def _draw(p: jax.Array, q: jax.Array, is_whole: jax.Array, key: jax.Array) -> ja
     return jnp.argmax(jnp.where(rest > 0, jnp.log(rest) + noise, -jnp.inf))
 
 
-def _uniform(key: jax.Array, at: jax.Array) -> jax.Array:
-    return jax.random.uniform(jax.random.fold_in(sampler.row_key(key, at), _JUDGED))
+def _uniform(key: jax.Array) -> jax.Array:
+    return jax.random.uniform(jax.random.fold_in(key, _JUDGED))
 
 
 def _leading(accepted: jax.Array) -> jax.Array:
