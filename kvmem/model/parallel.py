@@ -2,14 +2,18 @@
 
 The rank is an axis of the arrays: what ranks split has a leading axis R, what they
 share has none. The same step runs plain on one rank, under `shard_map` on a mesh with
-an axis "tp", or under `vmap` on one device (for tests: a prefill there copies batched
-weights). The law: all three give the same logits.
+axes "tp" and "dcp", or under `vmap` on one device (for tests: a prefill there copies
+batched weights). The law: all three give the same logits.
 
     weights = load(spec, params, topology, mesh=mesh)
     step = jax.jit(make_step(envelopes, mesh=mesh), donate_argnums=1)
     pages, logits = step(weights, pages, tokens, starts, num_new, tables)
 
-A model has an envelope and a table a lifecycle group, in the order of groups.
+A model has an envelope and a table a lifecycle group, in the order of groups. Along
+"tp" ranks hold different heads, weights and rows of the vocabulary. Along "dcp" they
+hold the same ones, and read every new token; of the groups that are spread each writes
+and attends to its own share of the tokens, and the shares are merged
+(`kvmem.model.merge`), in a prefill as in a decode step.
 
 Letters: R ranks, P pages, E page bytes, S sequences, Q new tokens.
 """
@@ -20,22 +24,26 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kvmem.errors import IncompatiblePlan, say
-from kvmem.geometry import Envelope, Topology, np_dtype
+from kvmem.geometry import Envelope, Spread, Topology, np_dtype
+from kvmem.mesh import DCP, TP
 from kvmem.model.decoder import Decoder
 from kvmem.model.hybrid.decoder import HybridDecoder
 from kvmem.model.hybrid.partition import HybridPartition
 from kvmem.model.ops import Split
 from kvmem.model.partition import Partition
 from kvmem.model.partitions import AnySpec, partition_of
+from kvmem.pool.table import GroupTable
 
 __all__ = ["AXIS", "StepFn", "Weights", "load", "make_step", "page_sharding"]
 
-AXIS = "tp"
+AXIS = TP
 
 StepFn = Callable[..., tuple[jax.Array, ...]]
 """(weights, pages u8[R, P, E], tokens i32[S, Q], starts i32[S], num_new i32[S],
@@ -49,13 +57,13 @@ f32[S, n, V] of the last n new tokens, and features f32[S, m, D] after them."""
 class Weights:
     """A decoder's weights on all ranks."""
 
-    split: nnx.State  # every leaf [R, ...]: each rank's own part
+    split: nnx.State  # every leaf [tp, ...]: each head shard's own part
     shared: nnx.State  # leaves without a rank axis, equal on every rank
     graph: nnx.GraphDef = dataclasses.field(metadata={"static": True})
 
     @property
     def ranks(self) -> int:
-        """Ranks that the weights are cut for."""
+        """Ranks along "tp" that the weights are cut for."""
         return jax.tree.leaves(self.split)[0].shape[0]
 
     @property
@@ -79,16 +87,18 @@ def load(
         spec: the model's facts.
         params: the tensors of `spec.parameters()`, as a loader returns them.
         topology: ranks; None: one.
-        mesh: a mesh of as many devices as ranks, with an axis "tp"; None: one device.
+        mesh: a mesh of as many devices as ranks, with an axis "tp" and, of token
+            shards, "dcp" (`kvmem.mesh.make`); None: one device.
         dtype: of the weights and of the products' inputs; sums are float32.
 
     Raises:
         IncompatiblePlan: heads that the topology cannot divide or replicate, or a mesh
             of another size.
     """
-    partition = partition_of(spec, topology or Topology())
-    tp = partition.topology.tp
-    _require_mesh(mesh, tp)
+    topology = topology or Topology()
+    tp = topology.tp
+    partition = partition_of(spec, Topology(tp))  # token shards hold the same weights
+    _require_mesh(mesh, tp, topology.dcp)
     parts = []
     for rank in range(tp):
         own = partition.rank_params(params, rank)
@@ -98,13 +108,17 @@ def load(
     shared_at = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
     return Weights(
-        split=jax.device_put(stacked, page_sharding(mesh)),
+        split=jax.device_put(stacked, mesh and NamedSharding(mesh, _by_head(mesh))),
         shared=jax.device_put(shared, shared_at),
         graph=graph,
     )
 
 
-def make_step(envelopes: tuple[Envelope, ...], mesh: Mesh | None = None) -> StepFn:
+def make_step(
+    envelopes: tuple[Envelope, ...],
+    mesh: Mesh | None = None,
+    spreads: tuple[Spread, ...] | None = None,
+) -> StepFn:
     """Return the pure step of all ranks: write what tokens leave, give next logits.
 
     Jit it and donate its pages (argument 1): they are updated in place. A row's logits
@@ -116,25 +130,30 @@ def make_step(envelopes: tuple[Envelope, ...], mesh: Mesh | None = None) -> Step
         envelopes: rank 0's page of each group, cut to the pool's; the pages of all
             ranks have equal offsets.
         mesh: where the ranks live; None: one device, by `vmap` if they are several.
+        spreads: how the tokens of each group lie on the ranks along "dcp"
+            (`Spread.of`); None: there is one such rank.
 
     Raises:
-        IncompatiblePlan: an envelope of several arrays.
+        IncompatiblePlan: an envelope of several arrays, or spreads of other ranks.
     """
     for envelope in envelopes:
         _require_one_array(envelope)
+    spreads = (Spread(),) * len(envelopes) if spreads is None else tuple(spreads)
+    ranks = _Ranks(envelopes, spreads)
 
     def step(
         weights, pages, tokens, starts, num_new, tables, num_logits=1, num_features=0
     ):
-        _require_ranks(weights, pages)
+        _require_ranks(weights, pages, ranks.dcp)
         _require_tables(envelopes, tables)
+        tables = tuple(map(_spread_over, tables, spreads))
         batch = (tokens, starts, num_new, tables)
         asked = _Asked(num_logits, num_features)
         if mesh is not None:
-            return _on_mesh(mesh, envelopes, asked, weights, pages, batch)
-        if weights.ranks > 1:
-            return _stacked(envelopes, asked, weights, pages, batch)
-        pages, logits, *features = _held(envelopes, asked, None, weights, pages, batch)
+            return _on_mesh(mesh, ranks, asked, weights, pages, batch)
+        if pages.shape[0] > 1:
+            return _stacked(ranks, asked, weights, pages, batch)
+        pages, logits, *features = _held(ranks, asked, None, weights, pages, batch)
         return pages, logits, *_of_one_rank(features)
 
     return step
@@ -160,39 +179,78 @@ class _Asked(NamedTuple):
     num_features: int
 
 
-def _on_mesh(mesh, envelopes, asked, weights, pages, batch):
-    """Run every rank on its own device; their axis is the mesh's."""
-    _require_mesh(mesh, weights.ranks)
-    ranks, everywhere = _by_rank(mesh), PartitionSpec()
+class _Ranks(NamedTuple):
+    """What every rank's pages mean, and how tokens lie on the ranks along "dcp"."""
+
+    envelopes: tuple[Envelope, ...]
+    spreads: tuple[Spread, ...]
+
+    @property
+    def dcp(self) -> int:
+        """Ranks along "dcp"."""
+        return max(spread.dcp for spread in self.spreads)
+
+    @property
+    def has_copies(self) -> bool:
+        """Say whether ranks along "dcp" compute anything each from a copy of its own.
+
+        What is merged is one value by construction; copies are equal by their law.
+        """
+        return any(spread.is_whole for spread in self.spreads)
+
+
+def _spread_over(table: GroupTable, spread: Spread) -> GroupTable:
+    return dataclasses.replace(table, spread=spread)
+
+
+def _on_mesh(mesh, ranks, asked, weights, pages, batch):
+    """Run every rank on its own device; their axes are the mesh's."""
+    _require_mesh(mesh, weights.ranks, ranks.dcp)
+    by_rank, by_head, everywhere = _by_rank(mesh), _by_head(mesh), PartitionSpec()
     run = jax.shard_map(
-        functools.partial(_held, envelopes, asked, AXIS),
+        functools.partial(_held, ranks, asked, AXIS),
         mesh=mesh,
         in_specs=(
-            Weights(ranks, everywhere, weights.graph),
-            ranks,
+            Weights(by_head, everywhere, weights.graph),
+            by_rank,
             everywhere,
         ),
         out_specs=(
-            ranks,
-            PartitionSpec(*[None] * (1 + (asked.num_logits > 1)), *ranks),
-            *[ranks] * bool(asked.num_features),
+            by_rank,
+            PartitionSpec(*[None] * (1 + (asked.num_logits > 1)), *by_head),
+            *[by_rank] * bool(asked.num_features),
         ),
     )
     pages, logits, *features = run(weights, pages, batch)
     return pages, logits, *_of_one_rank(features)
 
 
-def _stacked(envelopes, asked, weights, pages, batch):
-    """Run every rank on one device; their axis is a batch axis."""
+def _stacked(ranks, asked, weights, pages, batch):
+    """Run every rank on one device; their axes are batch axes."""
+    run = functools.partial(_rank_step, ranks, asked, AXIS)
+    if ranks.dcp > 1:
+        run = _over_shards(run)
+        pages = pages.reshape(-1, ranks.dcp, *pages.shape[1:])
     run = jax.vmap(
-        functools.partial(_rank_step, envelopes, asked, AXIS),
+        run,
         in_axes=(Weights(0, None, weights.graph), 0, None),
         out_axes=(0, -2, *[0] * bool(asked.num_features)),
         axis_name=AXIS,
     )
     pages, logits, *features = run(weights, pages, batch)
     logits = logits.reshape(*logits.shape[:-2], -1)
-    return pages, logits, *_of_one_rank(features)
+    return pages.reshape(-1, *pages.shape[-2:]), logits, *_of_one_rank(features)
+
+
+def _over_shards(run: Callable) -> Callable:
+    """Run the token shards of one head shard; what all have alike comes once."""
+    every = jax.vmap(run, in_axes=(None, 0, None), axis_name=DCP)
+
+    def on_all(weights, pages, batch):
+        pages, *alike = every(weights, pages, batch)
+        return pages, *_of_one_rank(alike)
+
+    return on_all
 
 
 def _of_one_rank(features: Sequence[jax.Array]) -> list[jax.Array]:
@@ -200,7 +258,7 @@ def _of_one_rank(features: Sequence[jax.Array]) -> list[jax.Array]:
     return [rows[0] for rows in features]
 
 
-def _held(envelopes, asked, axis_name, weights, pages, batch):
+def _held(ranks, asked, axis_name, weights, pages, batch):
     """Run the one rank that this device holds, under its rank axis of length 1.
 
     Logits have none: they are sharded along the vocabulary.
@@ -208,30 +266,55 @@ def _held(envelopes, asked, axis_name, weights, pages, batch):
     split = jax.tree.map(lambda leaf: leaf.squeeze(0), weights.split)
     own = dataclasses.replace(weights, split=split)
     pages, logits, *features = _rank_step(
-        envelopes, asked, axis_name, own, pages.squeeze(0), batch
+        ranks, asked, axis_name, own, pages.squeeze(0), batch
     )
     return pages[None], logits, *[rows[None] for rows in features]
 
 
-def _rank_step(envelopes, asked, axis_name, weights, pages, batch):
+def _rank_step(ranks, asked, axis_name, weights, pages, batch):
     """Run one rank's decoder; no rank axis."""
     decoder = nnx.merge(weights.graph, weights.split, weights.shared)
-    return decoder.paged(pages, envelopes, *batch, axis_name, *asked)
+    pages, logits, *features = decoder.paged(
+        pages, ranks.envelopes, *batch, axis_name, *asked
+    )
+    if ranks.has_copies:
+        logits = _of_first_shard(logits)
+    return pages, logits, *features
+
+
+def _of_first_shard(rows: jax.Array) -> jax.Array:
+    """Give every rank along "dcp" the rows of the first: all choose the same token."""
+    is_first = lax.axis_index(DCP) == 0
+    return lax.psum(jnp.where(is_first, rows, 0.0), DCP)
 
 
 def _by_rank(mesh: Mesh) -> PartitionSpec:
     return PartitionSpec(mesh.axis_names)
 
 
-def _require_mesh(mesh: Mesh | None, tp: int) -> None:
+def _by_head(mesh: Mesh) -> PartitionSpec:
+    """Return how weights lie: ranks along "dcp", if any, hold the same ones."""
+    return PartitionSpec(TP) if dict(mesh.shape).get(DCP, 1) > 1 else _by_rank(mesh)
+
+
+def _require_mesh(mesh: Mesh | None, tp: int, dcp: int) -> None:
     """Refuse a mesh that does not give each rank one device."""
-    if mesh is None or (dict(mesh.shape).get(AXIS) == tp == mesh.size):
+    if mesh is None:
         return
+    axes = dict(mesh.shape)
+    if (axes.get(TP), axes.get(DCP, 1), mesh.size) == (tp, dcp, tp * dcp):
+        return
+    sizes, names = f"({tp},)", f"({TP!r},)"
+    if dcp > 1:
+        sizes, names = f"({tp}, {dcp})", f"({TP!r}, {DCP!r})"
     raise IncompatiblePlan(
         say(
-            f"weights of TP {tp} on a mesh of {dict(mesh.shape)}",
-            f"each rank has one device along the axis {AXIS!r}",
-            f"Use jax.make_mesh(({tp},), ({AXIS!r},))",
+            f"weights of TP {tp}"
+            + f" on {dcp} token shards" * (dcp > 1)
+            + f" on a mesh of {axes}",
+            f"each rank has one device along the axis {TP!r}"
+            + f" and {DCP!r}" * (dcp > 1),
+            f"Use jax.make_mesh({sizes}, {names})",
         )
     )
 
@@ -261,13 +344,15 @@ def _require_tables(envelopes: tuple[Envelope, ...], tables: tuple) -> None:
         )
 
 
-def _require_ranks(weights: Weights, pages: jax.Array) -> None:
+def _require_ranks(weights: Weights, pages: jax.Array, dcp: int) -> None:
     """Refuse pages of another number of ranks."""
-    if pages.shape[0] != weights.ranks:
+    ranks = weights.ranks * dcp
+    if pages.shape[0] != ranks:
         raise IncompatiblePlan(
             say(
-                f"pages of {pages.shape[0]} ranks with weights of {weights.ranks}",
+                f"pages of {pages.shape[0]} ranks with weights of {weights.ranks}"
+                + f" on {dcp} token shards" * (dcp > 1),
                 "each rank reads its own pages",
-                f"Make a pool of {weights.ranks} ranks",
+                f"Make a pool of {ranks} ranks",
             )
         )

@@ -48,9 +48,9 @@ class Partition:
         if topology.dcp > 1:
             raise IncompatiblePlan(
                 say(
-                    f"a decoder on {topology.dcp} token shards",
-                    "attention over pages reads whole sequences on each rank",
-                    "Set topology.dcp to 1",
+                    f"weights cut for {topology.dcp} token shards",
+                    "ranks that share the tokens of a sequence hold the same weights",
+                    f"Cut them for Topology(tp={topology.tp})",
                 )
             )
         if not self._fits(topology.tp):

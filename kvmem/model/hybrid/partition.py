@@ -38,9 +38,9 @@ class HybridPartition:
         if self.topology.dcp > 1:
             raise IncompatiblePlan(
                 say(
-                    f"a decoder on {self.topology.dcp} token shards",
-                    "attention over pages reads whole sequences on each rank",
-                    "Set topology.dcp to 1",
+                    f"weights cut for {self.topology.dcp} token shards",
+                    "ranks that share the tokens of a sequence hold the same weights",
+                    f"Cut them for Topology(tp={self.topology.tp})",
                 )
             )
         heads = sorted({mixer.heads for mixer in self.spec.mixers})
