@@ -27,14 +27,20 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from pallas_kernels import dispatch, specs
+from pallas_kernels import dispatch, ptx, specs
 
 __all__ = ["POOL_NBYTES", "Report", "compile_for", "described", "environment"]
-__all__ += ["objections", "programs", "unavailable"]
+__all__ += ["objections", "programs", "ranked", "unavailable"]
 
 # Above 2^32 words: page offsets in words need more than 32 bits, too.
 POOL_NBYTES = 32 << 30
 _RANKS = 8
+# Models whose cases run over ranks, and which; (): all they have.
+_RANKED = {
+    "llama3_8b_tp8_page16": (),
+    "deepseek_v32_beside": (),
+    "deepseek_v32_indexer": ("rows_of_blocks", "blocks_of_rows"),
+}
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 
 # Numbers of the public data sheet of an H200 SXM and of the CUDA programming guide.
@@ -65,6 +71,7 @@ class Report:
     temp_nbytes: int
     copied: tuple[str, ...]  # shapes that the program copies as a whole
     wide_offsets: int  # multiplications by a page's size that have 64 bits
+    wrapping_offsets: int  # those that have 32, of any number, and become an address
 
 
 def environment(folder: str) -> dict[str, str]:
@@ -134,7 +141,7 @@ def compile_for(
 
 def _read(compiled, page_nbytes: int, dumped: list[pathlib.Path]) -> Report:
     said = "".join(p.read_text() for p in dumped if p.suffix == ".ptxas")
-    ptx = "".join(p.read_text() for p in dumped if p.suffix == ".ptx")
+    programs = [p.read_text() for p in dumped if p.suffix == ".ptx"]
     memory = compiled.memory_analysis()
     return Report(
         registers=tuple(int(n) for n in re.findall(r"Used (\d+) registers", said)),
@@ -142,22 +149,9 @@ def _read(compiled, page_nbytes: int, dumped: list[pathlib.Path]) -> Report:
         alias_nbytes=memory.alias_size_in_bytes,
         temp_nbytes=memory.temp_size_in_bytes,
         copied=tuple(re.findall(r"= (\S+?)(?:\{[^}]*\})? copy\(", compiled.as_text())),
-        wide_offsets=len(re.findall(_wide(page_nbytes), ptx)),
+        wide_offsets=sum(ptx.wide(page_nbytes, text) for text in programs),
+        wrapping_offsets=sum(ptx.wrapping(page_nbytes, text) for text in programs),
     )
-
-
-def _wide(page_nbytes: int) -> str:
-    """Return what 64-bit multiplications by a page look like in PTX, in bytes or words.
-
-    An offset in words is a multiplication by the page's words and a shift by 2.
-    """
-    found = []
-    for factor in (page_nbytes, page_nbytes // 4):
-        found.append(rf"(?:mul|mad)\.wide\.[su]32\s+%rd\d+, %r\d+, {factor}\b")
-        found.append(rf"(?:mul|mad)\.lo\.[su]64\s+%rd\d+, %rd\d+, {factor}\b")
-        if factor & (factor - 1) == 0:
-            found.append(rf"shl\.b64\s+%rd\d+, %rd\d+, {factor.bit_length() - 1};")
-    return "|".join(found)
 
 
 def objections(report: Report, pool_nbytes: int, staging_nbytes: int) -> list[str]:
@@ -173,6 +167,8 @@ def objections(report: Report, pool_nbytes: int, staging_nbytes: int) -> list[st
         found.append(f"{report.temp_nbytes:,} B of memory above {staging_nbytes:,} B")
     if not report.wide_offsets:
         found.append("no offset of 64 bits in the PTX")
+    if report.wrapping_offsets:
+        found.append(f"{report.wrapping_offsets} offsets that wrap in the PTX")
     return found
 
 
@@ -181,10 +177,19 @@ def programs(pool_nbytes: int, entries: int) -> Iterator[tuple[str, dict]]:
     for model in specs.MODELS:
         for case in specs.cases(model, pool_nbytes, entries):
             yield case.name, _found(case, described(), case.structs())
-    (tp8,) = (m for m in specs.MODELS if m.name == "llama3_8b_tp8_page16")
-    for case in specs.cases(tp8, pool_nbytes, entries):
+    for case in ranked(pool_nbytes, entries):
         yield f"vmap-{case.name}", _found(case, described(), *_batched(case, 3))
         yield f"shard_map-{case.name}", _found(case, *_sharded(case))
+
+
+def ranked(pool_nbytes: int, entries: int) -> Iterator[specs.Case]:
+    """Yield the cases that run over ranks: every operation, and records of words."""
+    for model in specs.MODELS:
+        if model.name not in _RANKED:
+            continue
+        for case in specs.cases(model, pool_nbytes, entries):
+            if case.operation in _RANKED[model.name] or not _RANKED[model.name]:
+                yield case
 
 
 def _call(case: specs.Case) -> Callable:

@@ -2,16 +2,16 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 
 import pytest
 
-from pallas_kernels import offline
+from pallas_kernels import dispatch, offline
+from pallas_kernels import ptx as ptx_text
 from pallas_kernels.offline import Report
 
-SOUND = Report((10, 6), 0, 4096, 100, (), 3)
+SOUND = Report((10, 6), 0, 4096, 100, (), 3, 0)
 
 
 def without_plugin() -> str | None:
@@ -35,7 +35,32 @@ def test_every_kernel_compiles_at_the_sizes_of_models(tmp_path):
     programs = json.loads(path.read_text())["programs"]
     wrong = {name: found["wrong"] for name, found in programs.items() if found["wrong"]}
     assert wrong == {} and done.returncode == 0
-    assert len(programs) > 70
+    assert len(programs) > 90
+    for operation in dispatch.OPERATIONS:
+        for ranks in ("", "vmap-", "shard_map-"):
+            assert any(name.startswith(f"{ranks}{operation}-") for name in programs)
+
+
+@pytest.mark.long
+def test_a_program_with_a_fault_is_found_out(tmp_path, repo_root):
+    """A pool of one axis wraps, one that is kept is copied, rows between are memory."""
+    if without_plugin():
+        pytest.skip(without_plugin())
+    broken = repo_root / "tests" / "pallas_kernels" / "broken_programs.py"
+    done = subprocess.run(
+        [sys.executable, str(broken)],
+        env=os.environ
+        | offline.environment(str(tmp_path))
+        | {"PYTHONPATH": str(repo_root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["sound"] == []
+    assert found["flat"] == ["1 offsets that wrap in the PTX"]
+    assert "B of memory above" in found["staged"][0]
+    assert any("is copied" in word for word in found["kept"])
 
 
 def test_a_sound_program_has_no_objection():
@@ -45,17 +70,23 @@ def test_a_sound_program_has_no_objection():
 @pytest.mark.parametrize(
     ("report", "words"),
     [
-        (Report((), 0, 4096, 0, (), 3), "no kernel of ours"),
-        (Report((255,), 160, 4096, 0, (), 3), "160 B of registers spilled"),
-        (Report((9,), 0, 0, 0, (), 3), "0 B aliased of 4,096 B"),
-        (Report((9,), 0, 4096, 4096, (), 3), "4,096 B of memory above 200 B"),
-        (Report((9,), 0, 4096, 0, ("u8[8,512]",), 3), "u8[8,512] is copied"),
-        (Report((9,), 0, 4096, 0, (), 0), "no offset of 64 bits"),
+        (Report((), 0, 4096, 0, (), 3, 0), "no kernel of ours"),
+        (Report((255,), 160, 4096, 0, (), 3, 0), "160 B of registers spilled"),
+        (Report((9,), 0, 0, 0, (), 3, 0), "0 B aliased of 4,096 B"),
+        (Report((9,), 0, 4096, 4096, (), 3, 0), "4,096 B of memory above 200 B"),
+        (Report((9,), 0, 4096, 0, ("u8[8,512]",), 3, 0), "u8[8,512] is copied"),
+        (Report((9,), 0, 4096, 0, (), 0, 0), "no offset of 64 bits"),
+        (Report((9,), 0, 4096, 0, (), 3, 2), "2 offsets that wrap"),
     ],
 )
 def test_what_is_wrong_with_a_program_is_said(report, words):
     (objection,) = offline.objections(report, 4096, 200)
     assert words in objection
+
+
+def test_every_operation_is_compiled_over_ranks_too():
+    found = {case.operation for case in offline.ranked(32 << 30, entries=64)}
+    assert found == set(dispatch.OPERATIONS)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +102,32 @@ def test_what_is_wrong_with_a_program_is_said(report, words):
     ],
 )
 def test_an_offset_of_64_bits_is_told_from_one_of_32(ptx, count):
+    assert ptx_text.wide(65_536, ptx) == count
 
-    assert len(re.findall(offline._wide(65_536), ptx)) == count
+
+FLAT = """ld.global.b32 %r20, [%rd10];
+shl.b32 \t%r21, %r20, 16;
+add.s32 \t%r22, %r5, %r21;
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ptx", "count"),
+    [
+        (FLAT.format(end="cvt.s64.s32 \t%rd11, %r22;"), 1),
+        (FLAT.format(end="mul.wide.s32 \t%rd11, %r22, 4;"), 1),  # an index of words
+        (FLAT.format(end="mov.b32 %r30, %r22;\ncvt.s64.s32 %rd1, %r30;"), 1),
+        (FLAT.format(end="cvt.u64.u32 \t%rd11, %r22;"), 0),  # proved small by LLVM
+        (FLAT.format(end="cvt.s64.s32 \t%rd11, %r20;"), 0),  # the id itself
+        ("mad.lo.s32 %r2, %r1, 65536, %r9;\ncvt.s64.s32 %rd1, %r2;", 1),
+        ("mul.lo.s32 %r2, %r1, 16384;\nmul.wide.s32 %rd1, %r2, 4;", 1),
+        ("mul.wide.s32 %rd1, %r1, 65536;", 0),
+    ],
+)
+@pytest.mark.case("IDX-04")
+def test_a_product_of_32_bits_is_followed_to_an_address(ptx, count):
+    assert ptx_text.wrapping(65_536, ptx) == count
 
 
 def test_without_the_plugin_or_its_variables_the_reason_is_said(monkeypatch):
