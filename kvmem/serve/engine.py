@@ -20,10 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvmem import errors
+from kvmem.blend import BlendConfig
 from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import sampler
+from kvmem.serve.blending import Blender
 from kvmem.serve.buckets import Bucket, ServeConfig
 from kvmem.serve.guard import Guard
 from kvmem.serve.identity import PLAIN, Identity
@@ -57,6 +59,7 @@ class Engine(Loop):
             write path, sharding and executor, and refuse to start unless they come out
             as the canonical records that they should be.
         executor: "auto", or "vmap" to run all ranks on one device (for tests).
+        blend: reuse registered texts at any place of a prompt; None: at none.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Engine(Loop):
         checked: bool = False,
         certified: bool = False,
         executor: str = "auto",
+        blend: BlendConfig | None = None,
     ):
         super().__init__(
             model,
@@ -86,6 +90,7 @@ class Engine(Loop):
             checked=checked,
             certified=certified,
             executor=executor,
+            blend=blend,
         )
         self._guard = Guard()
 
@@ -286,6 +291,57 @@ class Engine(Loop):
             still_in_use=tuple(sorted(in_use)),
             running=tuple(sorted({s.request_id for s in self.scheduler.running})),
         )
+
+    def register(self, text: Prompt, identity: Identity = PLAIN) -> int:
+        """Compute a text exactly, so that it is found at any place of later prompts.
+
+        Other requests go on between its steps.
+
+        Args:
+            text: a text, or token ids; from the beginning, as if nothing came before.
+            identity: whose text it is; only equal identities share it.
+
+        Returns:
+            Its number, for `forget_text`.
+
+        Raises:
+            ConfigError: this engine does not blend, the text has images, is shorter
+                than a chunk or longer than a sequence.
+            OutOfPages: it could never fit the pool.
+        """
+        blender = self._blending("registering a text")
+        tokens = self._prompt_ids(text)
+        blender.require_registrable(tokens, identity)
+        sampling = SamplingParams(max_tokens=1, ignore_eos=True)
+        request_id = self.add(tokens, sampling, identity)
+        blender.learn(request_id)
+        try:
+            while self._requests.is_open(request_id):
+                self.step()
+        finally:
+            self._forget([request_id])
+        return blender.learned(request_id)
+
+    def forget_text(self, number: int, identity: Identity = PLAIN) -> None:
+        """Drop a registered text.
+
+        Raises:
+            InvalidId: there is none of that number under this identity.
+            ConfigError: this engine does not blend.
+        """
+        identity = identity.at_epoch(self.scheduler.weights_epoch)
+        self._blending("forgetting a text").forget(number, identity)
+
+    def _blending(self, asked: str) -> Blender:
+        if self.blender is None:
+            raise errors.ConfigError(
+                errors.say(
+                    asked,
+                    "this engine uses text where it was computed only",
+                    "Give the engine a BlendConfig, or its config a table [blend]",
+                )
+            )
+        return self.blender
 
     def stats(self) -> EngineStats:
         """Return what was found again and why not, and where every page is."""

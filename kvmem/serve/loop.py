@@ -10,11 +10,13 @@ import jax
 
 from kvmem import canonical, errors, prefix, transfer
 from kvmem import pool as pools
+from kvmem.blend import BlendConfig
 from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.model import attention
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import choose, compile_cache
+from kvmem.serve.blending import Blender
 from kvmem.serve.buckets import ServeConfig, declare
 from kvmem.serve.group_recall import GroupRecall
 from kvmem.serve.group_records import GroupRecords
@@ -50,6 +52,7 @@ class Loop:
         checked: bool,
         certified: bool,
         executor: str,
+        blend: BlendConfig | None,
     ):
         _require_records(groups, store, certified, config)
         if config.compile_cache:
@@ -90,6 +93,9 @@ class Loop:
             self.records_of = GroupRecords(groups, topology, order, ledger)
             if store is not None:
                 self.recall = GroupRecall(store, self.records_of, self.table)
+        self.blender = None
+        if blend is not None:
+            self.blender = Blender(blend, self.stepper, topology, order, ledger)
         self._checked = checked
         self._counts = Counts()
         self._eos = frozenset(self.tokenizer.eos_ids)
@@ -115,12 +121,14 @@ class Loop:
         return deltas
 
     def _fetch(self, sequence: Sequence, is_first: bool) -> str | None:
-        """Fill an admitted sequence's pages from the store, as far as it has them.
+        """Fill an admitted sequence's pages from the store, as far as it has them, and
+        from texts that are registered, wherever in the prompt they stand.
 
         Returns:
             Why the store's part ends where it does; None without a store.
         """
         if self.recall is None:
+            self._blend(sequence)
             return None
         self.pool = self.table.apply(self.pool)
         self.pool, fetched = self.recall.fetch(self.pool, sequence)
@@ -129,7 +137,20 @@ class Loop:
             sequence.stored_tokens = min(
                 fetched.num_tokens, sequence.num_prompt - sequence.cached_tokens
             )
+        self._blend(sequence)
         return fetched.reason
+
+    def _blend(self, sequence: Sequence) -> None:
+        """Fill an admitted sequence's pages from registered texts."""
+        if self.blender is None:
+            return
+        self.pool = self.table.apply(self.pool)
+        self.pool, blended = self.blender.fill(self.pool, sequence)
+        sequence.num_computed += blended.num_tokens
+        sequence.is_mixed |= blended.num_reused > 0
+        if sequence.first_token_s is None:
+            sequence.reused_tokens = blended.num_exact + blended.num_reused
+            sequence.recomputed_tokens = blended.num_recomputed
 
     def _run(self, work: Work) -> jax.Array:
         """Compute the rows of `work`; return logits, one row a bucket row."""
@@ -176,6 +197,9 @@ class Loop:
                 self.recall.keep(self.pool, sequence)
             except Exception as error:  # whatever a disk or its library says
                 sequence.store_error = f"{type(error).__name__}: {error}"
+        if self.blender is not None:
+            self.pool = self.table.apply(self.pool)
+            self.blender.keep(self.pool, sequence)
         self.scheduler.finish(sequence)
         self._conclude(sequence.request_id)
 

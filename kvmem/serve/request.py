@@ -171,8 +171,9 @@ class Output:
 
     `cached_tokens` of the prompt were found in pages of this process, `stored_tokens`
     more in the page store, when it was first admitted; `miss_reason` says why neither
-    had any, and is None where one had. `first_token_s` is seconds from the request's
-    arrival to its first token.
+    had any, and is None where one had. `reused_tokens` of the rest were found in
+    registered texts, and `recomputed_tokens` of these computed anew. `first_token_s` is
+    seconds from the request's arrival to its first token.
     """
 
     request_id: int
@@ -183,6 +184,8 @@ class Output:
     miss_reason: str | None = None
     first_token_s: float | None = None
     store_error: str | None = None
+    reused_tokens: int = 0
+    recomputed_tokens: int = 0
 
     @property
     def output_ids(self) -> tuple[int, ...]:
@@ -208,13 +211,14 @@ class Sequence:
         identity: Identity = PLAIN,
     ):
         self.identity = identity
-        self.is_mixed = False  # whether its pages are of several epochs of weights
+        self.is_mixed = False  # pages of several epochs of weights, or blended ones
         self.request_id = request_id
         self.sample = sample
         self.sampling = sampling
         self.tokens = list(prompt_ids)
         self.num_prompt = len(prompt_ids)
         self.num_computed = 0
+        self.num_retracted = 0  # times it was sent back since another ended
         self.held: Holding | None = None  # its pages, while it runs
         self.stops: tuple[int, ...] = ()  # lengths at which a prefill chunk ends
         self.finish_reason: str | None = None
@@ -222,6 +226,8 @@ class Sequence:
         self.logprobs: list[TokenLogprobs] = []
         self.cached_tokens = 0
         self.stored_tokens = 0
+        self.reused_tokens = 0
+        self.recomputed_tokens = 0
         self.miss_reason: str | None = NEVER_ADMITTED
         self.arrived_s = time.perf_counter()
         self.first_token_s: float | None = None
@@ -264,6 +270,8 @@ class Sequence:
         other.arrived_s = self.arrived_s
         other.cached_tokens = self.cached_tokens
         other.stored_tokens = self.stored_tokens
+        other.reused_tokens = self.reused_tokens
+        other.recomputed_tokens = self.recomputed_tokens
         other.miss_reason = self.miss_reason
         return other
 

@@ -82,6 +82,8 @@ class Requests:
             completions=tuple(_completion(s) for s in samples),
             cached_tokens=leader.cached_tokens,
             stored_tokens=leader.stored_tokens,
+            reused_tokens=leader.reused_tokens,
+            recomputed_tokens=leader.recomputed_tokens,
             miss_reason=leader.miss_reason,
             first_token_s=leader.first_token_s,
             store_error=next((s.store_error for s in samples if s.store_error), None),
