@@ -36,6 +36,7 @@ class Captured:
 
     messages: list[dict]  # each with "role" and "content", and an "id" as it likes
     after: int
+    last: str | None = None  # the mark of the last captured one
     peer: str | None = None
 
 

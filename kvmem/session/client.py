@@ -1,0 +1,361 @@
+"""Clients of the service: the verbs of a principal over HTTP, now or awaited.
+
+    with Client("http://127.0.0.1:8350", key) as me:
+        sess = me.session("s1")
+        found = me.recall("tea?", session=sess)
+        sess.append([{"role": "user", "content": "hello"}], key="turn-1")
+
+    async with AsyncClient(url, key) as me:
+        found = await me.recall("tea?", session=me.session("s1"))
+
+The law: the same verbs, answers and errors as in process. An actor of a call wins over
+the scope around it (`acting_as`), which wins over the client's own; it travels with
+recall and capture and changes nothing else. A verb is sent once: whether to send it
+again is the caller's to say, and a key makes that safe.
+
+Needs the extra `server` (httpx).
+"""
+
+import contextlib
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from kvmem.errors import say
+from kvmem.session import actors, ids, problems
+from kvmem.session.item_rows import Item
+from kvmem.session.message import Message
+from kvmem.session.recall import Entry, Recall
+
+try:
+    import httpx
+except ImportError as missing:
+    raise ImportError(
+        say(
+            "kvmem.session.client",
+            "httpx is not installed",
+            'Install the extra: pip install "kvmem[server]"',
+        )
+    ) from missing
+
+__all__ = ["AsyncClient", "Client", "RemoteSession"]
+
+_ACTOR = "X-Kvmem-Actor"
+
+
+class _Call(NamedTuple):
+    """One request to be sent."""
+
+    method: str
+    path: str
+    body: Mapping | None = None
+    query: Mapping | None = None
+    actor: str | None = None
+
+
+type _Verb[T] = Generator[_Call, Any, T]  # yields requests, is sent their answers
+
+
+class _Verbs:
+    """The verbs, as requests and what their answers mean; `_run` sends them."""
+
+    supports_request_actor_peer = True
+
+    def __init__(self, key: str, actor: str | None):
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._default = None if actor is None else ids.check_actor(actor)
+
+    @property
+    def actor(self) -> str | None:
+        """The actor of a call made now: the scope's, else the client's own."""
+        return actors.resolve(self, None, self._default)
+
+    def acting_as(self, name: str | None) -> contextlib.AbstractContextManager:
+        """Open a scope whose calls are made for an actor; see `actors.acting_as`."""
+        return actors.acting_as(name, self)
+
+    def session(self, id_: str) -> "RemoteSession":
+        """Return a handle of a session; nothing is sent."""
+        return RemoteSession(self, ids.check_session(id_))
+
+    def remember(
+        self,
+        text: str,
+        uri: str | None = None,
+        peer: str | None = None,
+        key: str | None = None,
+    ) -> Item:
+        """Keep a text and return its item; as `Principal.remember`."""
+        body = _given(text=text, uri=uri, peer=peer, key=key)
+        return self._run(_remembered(body))
+
+    def forget(self, uri: str) -> tuple[str, ...]:
+        """Take a memory away everywhere and return the uris that were there."""
+        return self._run(_forgotten({"uri": uri}))
+
+    def recall(
+        self,
+        query: str,
+        session: "RemoteSession | str | None" = None,
+        cooldown: str = "messages(3)",
+        actor: str | None = None,
+        peer_scope: str | None = None,
+        request_id: str | None = None,
+        mark: str = "return",
+        limit: int | None = None,
+    ) -> Recall:
+        """Return memories for a query; as `Principal.recall`.
+
+        Args:
+            cooldown: `messages(N)`, `turns(N)` or `tokens(N)`.
+            peer_scope: None for the rules' own.
+        """
+        name = session.id if isinstance(session, RemoteSession) else session
+        body = _given(
+            query=query,
+            session=name,
+            cooldown=cooldown,
+            peer_scope=peer_scope,
+            request_id=request_id,
+            mark=mark,
+            limit=limit,
+        )
+        return self._run(_recalled(body, self._resolved(actor)))
+
+    def captured(
+        self,
+        session: str,
+        peer: str | None = None,
+        since: int = 0,
+        actor: str | None = None,
+    ) -> list[str]:
+        """Return the marks of what was captured; see `kvmem.session.capture`."""
+        path = f"{_path(session)}/capture"
+        return self._run(_marks(path, peer, since, self._resolved(actor)))
+
+    def capture(
+        self,
+        session: str,
+        messages: Sequence[Mapping],
+        after: int,
+        last: str | None = None,
+        peer: str | None = None,
+        actor: str | None = None,
+    ) -> int:
+        """Append captured messages; see `kvmem.session.capture`."""
+        body = _given(messages=list(messages), after=after, last=last, peer=peer)
+        call = _Call("POST", f"{_path(session)}/capture", body)
+        return self._run(_counted(call._replace(actor=self._resolved(actor))))
+
+    def _resolved(self, actor: str | None) -> str | None:
+        return actors.resolve(self, actor, self._default)
+
+    def _run(self, verb: _Verb) -> Any:
+        raise NotImplementedError
+
+
+class Client(_Verbs):
+    """A client that answers now.
+
+    Args:
+        url: where the service is, as http://127.0.0.1:8350.
+        key: the user's key.
+        actor: of calls that neither name one nor are in a scope.
+        timeout_s: for one request.
+        http: an `httpx.Client` to send with, in place of one of its own.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        actor: str | None = None,
+        timeout_s: float = 30.0,
+        http: httpx.Client | None = None,
+    ):
+        super().__init__(key, actor)
+        self._http = http or httpx.Client(base_url=url, timeout=timeout_s)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def _run(self, verb: _Verb) -> Any:
+        try:
+            call = next(verb)
+            while True:
+                request = _request(self._http, self._headers, call)
+                call = verb.send(_answer(self._http.send(request)))
+        except StopIteration as end:
+            return end.value
+
+
+class AsyncClient(_Verbs):
+    """A client whose verbs are awaited; its arguments are those of `Client`."""
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        actor: str | None = None,
+        timeout_s: float = 30.0,
+        http: httpx.AsyncClient | None = None,
+    ):
+        super().__init__(key, actor)
+        self._http = http or httpx.AsyncClient(base_url=url, timeout=timeout_s)
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._http.aclose()
+
+    async def _run(self, verb: _Verb) -> Any:
+        try:
+            call = next(verb)
+            while True:
+                request = _request(self._http, self._headers, call)
+                call = verb.send(_answer(await self._http.send(request)))
+        except StopIteration as end:
+            return end.value
+
+
+class RemoteSession:
+    """A session of the service; its verbs answer as those of its client do."""
+
+    def __init__(self, client: _Verbs, id_: str):
+        self._client, self.id = client, id_
+
+    @property
+    def clock(self) -> int:
+        """How many messages the session ever had."""
+        return self._client._run(_clock(_path(self.id)))
+
+    def append(
+        self,
+        messages: Sequence[Mapping],
+        key: str | None = None,
+        peer: str | None = None,
+        carries: Sequence[str] = (),
+    ) -> range:
+        """Append a batch, all or nothing, once a key; return its numbers."""
+        body = _given(messages=list(messages), key=key, peer=peer)
+        body |= {"carries": list(carries)} if carries else {}
+        return self._client._run(_appended(_path(self.id), body))
+
+    def messages(self, since: int = 0) -> tuple[Message, ...]:
+        """Return the live messages from number `since` on."""
+        return self._client._run(_messages(_path(self.id), since))
+
+    def commit(self, keep: int = 0) -> dict:
+        """Archive all but the last `keep` messages."""
+        return self._client._run(_sent("POST", f"{_path(self.id)}/commit", keep=keep))
+
+    def delete(self) -> dict:
+        """Delete the session."""
+        return self._client._run(_sent("DELETE", _path(self.id)))
+
+
+def _sent(method: str, path: str, **body: object) -> _Verb[dict]:
+    return (yield _Call(method, path, body or None))
+
+
+def _remembered(body: Mapping) -> _Verb[Item]:
+    return Item(**(yield _Call("POST", "/v1/items", body)))
+
+
+def _forgotten(body: Mapping) -> _Verb[tuple[str, ...]]:
+    answer = yield _Call("POST", "/v1/forget", body)
+    return tuple(answer["forgotten"])
+
+
+def _recalled(body: Mapping, actor: str | None) -> _Verb[Recall]:
+    answer = yield _Call("POST", "/v1/recall", body, actor=actor)
+    return Recall(
+        answer["id"],
+        tuple(Entry(**each) for each in answer["entries"]),
+        rendered=answer["rendered"],
+        actor=answer["actor"],
+        **answer["stats"],
+    )
+
+
+def _appended(path: str, body: Mapping) -> _Verb[range]:
+    answer = yield _Call("POST", f"{path}/messages", body)
+    return range(answer["first"], answer["first"] + answer["num_appended"])
+
+
+def _messages(path: str, since: int) -> _Verb[tuple[Message, ...]]:
+    found: list[Message] = []
+    at: int | None = since
+    while at is not None:
+        answer = yield _Call("GET", f"{path}/messages", query={"since": at})
+        found += map(_message, answer["messages"])
+        at = answer["next"]
+    return tuple(found)
+
+
+def _message(fields: Mapping) -> Message:
+    tuples = {name: tuple(fields[name]) for name in ("parts", "sources", "carries")}
+    return Message(**(dict(fields) | tuples))
+
+
+def _clock(path: str) -> _Verb[int]:
+    query = {"limit": 0}
+    return (yield _Call("GET", f"{path}/messages", query=query))["clock"]
+
+
+def _marks(path: str, peer: str | None, since: int, actor: str | None) -> _Verb[list]:
+    found: list[str] = []
+    at: int | None = since
+    while at is not None:
+        query = _given(peer=peer, since=at)
+        answer = yield _Call("GET", path, query=query, actor=actor)
+        found += answer["marks"]
+        at = answer["next"]
+    return found
+
+
+def _counted(call: _Call) -> _Verb[int]:
+    return (yield call)["captured"]
+
+
+def _request(http: Any, headers: Mapping, call: _Call) -> httpx.Request:
+    actor = {} if call.actor is None else {_ACTOR: call.actor}
+    return http.build_request(
+        call.method,
+        call.path,
+        json=call.body,
+        params=call.query,
+        headers={**headers, **actor},
+    )
+
+
+def _answer(response: httpx.Response) -> Any:
+    """Return an answer's JSON, or raise the error that the service told."""
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    if not response.is_success:
+        raise problems.error_of(response.status_code, body)
+    return body
+
+
+def _given(**members: object) -> dict[str, object]:
+    """Return the members that say something."""
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _path(session: str) -> str:
+    return f"/v1/sessions/{quote(ids.check_session(session), safe='')}"

@@ -1,0 +1,64 @@
+"""Running the service: one process on one address, until it is told to stop.
+
+The law: what was acknowledged is on the disk, so the process may be killed at any time;
+told to stop (SIGTERM, Ctrl-C) it ends the requests that run and takes no more.
+"""
+
+import pathlib
+from collections.abc import Callable
+
+import uvicorn
+
+from kvmem.session.keys import KeyRing
+from kvmem.session.service.app import create_app
+from kvmem.session.service.limits import Limits
+
+__all__ = ["serve"]
+
+_STOP_S = 10  # for requests that run when the process is told to stop
+
+
+def serve(
+    store,
+    root: pathlib.Path | str,
+    host: str = "127.0.0.1",
+    port: int = 8350,
+    limits: Limits | None = None,
+    started: Callable[[str, int], None] | None = None,
+) -> None:
+    """Serve a store until the process is told to stop.
+
+    Args:
+        store: a `SessionStore`.
+        root: the folder of its keys.
+        host: address to listen on.
+        port: port; 0 takes a free one.
+        limits: what is taken; None for the defaults.
+        started: called with the address and port when requests are taken.
+    """
+    config = uvicorn.Config(
+        create_app(store, KeyRing(root), limits),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_STOP_S,
+        lifespan="on",
+    )
+    _Server(config, started).run()
+
+
+class _Server(uvicorn.Server):
+    """A server that says where it listens."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable | None):
+        super().__init__(config)
+        self._started_at = started
+
+    async def startup(self, sockets=None) -> None:
+        """Listen, then say where."""
+        await super().startup(sockets)
+        if self._started_at is not None and self.servers:
+            host, port, *_ = self.servers[0].sockets[0].getsockname()
+            self._started_at(host, port)
