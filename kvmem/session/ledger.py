@@ -10,7 +10,7 @@ file is set aside and said to be. A key is (actor, uri): actors do not cool each
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from kvmem.errors import FormatMismatch, say
 from kvmem.session.identity import Identity
@@ -149,17 +149,27 @@ def requested(ledger: Ledger, name: str, request: Request) -> Ledger:
     return dataclasses.replace(ledger, requests=requests)
 
 
-def without(ledger: Ledger, uri: str) -> Ledger:
-    """Return the ledger without a memory, in records and in kept answers."""
+def without(
+    ledger: Ledger,
+    is_at: Callable[[str], bool],
+    is_in: Callable[[Mapping], bool],
+) -> Ledger:
+    """Return the ledger without a memory, in records and in kept answers.
+
+    Args:
+        ledger: of a session.
+        is_at: says of a record's uri that it is the memory's.
+        is_in: says it of a kept answer's entry.
+    """
     actors = {
-        actor: {u: r for u, r in records.items() if u != uri}
+        actor: {uri: each for uri, each in records.items() if not is_at(uri)}
         for actor, records in ledger.actors.items()
     }
     requests = {
         name: dataclasses.replace(
             each,
-            entries=tuple(e for e in each.entries if e["uri"] != uri),
-            records={u: r for u, r in each.records.items() if u != uri},
+            entries=tuple(entry for entry in each.entries if not is_in(entry)),
+            records={u: r for u, r in each.records.items() if not is_at(u)},
         )
         for name, each in ledger.requests.items()
     }

@@ -12,6 +12,7 @@ id, and files in it carry the id itself.
 import dataclasses
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 from kvmem.session import files, ids
@@ -38,12 +39,12 @@ class Place:
     logs: MutableMapping[Path, Log]  # what was read last, to read only what is new
     durable: MutableMapping[Path, bytes]  # what this process knows to be on the disk
 
-    @property
+    @cached_property
     def parent(self) -> Path:
         """Return the folder of the user's sessions."""
         return sessions_folder(self.root, *self.identity[:2])
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """Return the session's own folder."""
         return self.parent / ids.to_path(self.identity.session)
@@ -52,7 +53,7 @@ class Place:
         """Return the path of one of its files."""
         return self.folder / name
 
-    @property
+    @cached_property
     def tombstone(self) -> Path:
         """Return the note that says whether the session was deleted."""
         return self.parent / DELETED / f"{ids.to_path(self.identity.session)}.json"

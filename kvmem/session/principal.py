@@ -16,7 +16,7 @@ import hmac
 from pathlib import Path
 
 from kvmem.errors import Denied, say
-from kvmem.session import actors, ids, place, recall
+from kvmem.session import actors, forget, ids, place, recall
 from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.identity import Identity
 from kvmem.session.items import Item, Items
@@ -71,6 +71,31 @@ class Principal:
     ) -> Item:
         """Keep a text as an item; see `Items.remember`."""
         return self.items.remember(text, uri, peer, key, actor)
+
+    def forget(self, uri: str, actor: str | None = None) -> tuple[str, ...]:
+        """Erase an item, or all below a folder, wherever it is known; return the uris.
+
+        Its item goes first, so that no recall finds it any more; then what sessions
+        hold of it (ledgers, kept answers, the parts of messages it stood in), and then
+        whoever asked to be told with `store.on_forget` does its part. When this
+        returns, the bytes are gone. Forgetting again completes what was cut off.
+
+        Raises:
+            Denied: it is another peer's, or a folder that may hold some.
+            Busy, CorruptPage: a session could not be cleaned; forget it again.
+        """
+        actor = self.actor_of(actor)
+        texts = frozenset(item.text for item in self.items.list(uri, actor=actor))
+        found = self.items.delete(uri, actor=actor)
+        memory = forget.Memory(uri, texts)
+        for id in self.sessions():
+            forget.in_session(self.session(id).place, memory)
+        forget.leftovers(
+            self.store.io, place.sessions_folder(self.store.root, *self.owner)
+        )
+        for hook in self.store.on_forget:
+            hook(self, uri)
+        return found
 
     def acting_as(self, name: str | None) -> contextlib.AbstractContextManager:
         """Open a scope in which this user's calls are made for an actor."""

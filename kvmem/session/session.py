@@ -38,36 +38,36 @@ class Session:
 
     def __init__(self, principal, place: Place):
         """Be the handle of a session; `Principal.session` makes it."""
-        self.principal, self._place = principal, place
+        self.principal, self.place = principal, place  # place: its files and locks
         self._generation: int | None = None  # which life of the session this is of
 
     def __repr__(self) -> str:
-        account, user, session = self._place.identity
+        account, user, session = self.place.identity
         return f"Session({account}/{user}/{session})"
 
     @property
     def id(self) -> str:
         """Return the session's id."""
-        return self._place.identity.session
+        return self.place.identity.session
 
     @property
     def exists(self) -> bool:
         """Say whether the session is there: made, and not deleted since."""
-        is_dead = self._place.rules.keeps_tombstones and (
-            tombstone.read(self._place).is_deleted
+        is_dead = self.place.rules.keeps_tombstones and (
+            tombstone.read(self.place).is_deleted
         )
-        return not is_dead and self._place.io.is_file(self._place.file(LOG))
+        return not is_dead and self.place.io.is_file(self.place.file(LOG))
 
     @property
     def clock(self) -> int:
         """Return the number of messages ever appended, 0 before the first."""
         found = self._log()
-        return 0 if found is None else meta.clock(self._place, found)
+        return 0 if found is None else meta.clock(self.place, found)
 
     @property
     def chains(self) -> chain_files.Chains:
         """Return the session's KV chains, one an actor."""
-        return chain_files.Chains(self._place, self._bound())
+        return chain_files.Chains(self.place, self._bound())
 
     def create(self) -> bool:
         """Make the session, also one that was deleted, anew and empty.
@@ -75,7 +75,7 @@ class Session:
         Returns:
             Whether this call made it.
         """
-        place = self._place
+        place = self.place
         with place.locked():
             life = tombstone.read(place)
             if life.is_deleted:
@@ -114,14 +114,14 @@ class Session:
         """
         actor = self.principal.actor_of(actor)
         batch = append.checked(messages, key, peer, actor, carries)
-        return append.run(self._place, self._bound(), batch)
+        return append.run(self.place, self._bound(), batch)
 
     def messages(self, since: int = 0) -> tuple[Message, ...]:
         """Return the messages from number `since` on, archived ones too."""
         found = self._log()
         if found is None:
             return ()
-        all_lines = archive.messages(self._place, found, since)
+        all_lines = archive.messages(self.place, found, since)
         return tuple(message.from_line(each.seq, each.stored) for each in all_lines)
 
     def live(self) -> tuple[Message, ...]:
@@ -134,12 +134,12 @@ class Session:
         """Return what was served to an actor, and when."""
         if self._log() is None:
             return {}
-        return dict(state.read(self._place).ledger.of(actor))
+        return dict(state.read(self.place).ledger.of(actor))
 
     def meta(self) -> dict:
         """Return the counters of `.meta.json`, which are advice."""
         self._bound()
-        return meta.read(self._place)
+        return meta.read(self.place)
 
     def commit(self, keep: int = 0, extract: ExtractFn | None = None) -> Committed:
         """Archive all but the newest `keep` messages, and extract what to remember.
@@ -154,11 +154,11 @@ class Session:
             def remember(text: str, peer: str | None, key: str):
                 return self.principal.remember(text, peer=peer, key=key)
 
-        return commit.run(self._place, self._bound(), keep, extract, remember)
+        return commit.run(self.place, self._bound(), keep, extract, remember)
 
     def delete(self) -> None:
         """Delete the session: what is in flight gets Deleted, and it stays deleted."""
-        place = self._place
+        place = self.place
         with place.locked():
             mine = self._generation
             if place.rules.keeps_tombstones:
@@ -174,19 +174,19 @@ class Session:
 
     def recalled(self, asked: recall.Ask, search: recall.SearchFn) -> Recall:
         """Answer a recall that was checked; `Principal.recall` asks."""
-        return recall.run(asked, self._place, self._generation, search)
+        return recall.run(asked, self.place, self._generation, search)
 
     def _log(self) -> lines.Log | None:
         """Return the log as it stands, None before the session was made."""
         self._bound()
         try:
-            return log.read(self._place)
+            return log.read(self.place)
         except FileNotFoundError:
-            if any(self._place.io.names(self._place.file(HISTORY))):
-                materialise.ensure(self._place)  # says what was lost
+            if any(self.place.io.names(self.place.file(HISTORY))):
+                materialise.ensure(self.place)  # says what was lost
             return None
 
     def _bound(self) -> int:
         """Bind this handle to the life of the session it first met."""
-        self._generation = tombstone.check(self._place, self._generation)
+        self._generation = tombstone.check(self.place, self._generation)
         return self._generation

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from kvmem.errors import ConfigError, FormatMismatch, say
-from kvmem.session import files, ids, items, lines, place
+from kvmem.session import files, fsck, ids, items, lines, place
 from kvmem.session.book import Book
+from kvmem.session.fsck import HookFn, Violation
 from kvmem.session.identity import VERSION, Identity
 from kvmem.session.io import OsIO, Unsynced
 from kvmem.session.locks import WAIT_S, Locks
@@ -44,7 +45,11 @@ class SessionStore:
     ):
         """Be an open store; use `open`."""
         self.root, self.rules, self.io, self.retriever = root, rules, io, retriever
+        # Called with a session and its chains when it is deleted for good.
         self.on_delete: list[Callable[[Session, dict], None]] = []
+        # Called with a principal and a uri when a memory is forgotten.
+        self.on_forget: list[Callable[[Principal, str], None]] = []
+        self.fsck_hooks: list[HookFn] = []  # judges of chains: I8 to I10
         self._locks = Locks(io, wait_s)
         self._logs: dict[Path, lines.Log] = {}
         self._durable: dict[Path, bytes] = {}
@@ -106,6 +111,10 @@ class SessionStore:
         path = place.user_folder(self.root, account, user) / ITEMS
         book = Book(path, (account, user), self._durability)
         return self._books.setdefault((account, user), book)
+
+    def fsck(self, session: Session) -> tuple[Violation, ...]:
+        """Return every law that a session's files break, () when it is sound."""
+        return fsck.run(session.place, self.fsck_hooks)
 
     def close(self) -> None:
         """Close the files of items that are open; the store may be used again."""

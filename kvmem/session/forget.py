@@ -1,0 +1,131 @@
+"""Forgetting: what sessions hold of one memory is gone from their files.
+
+The law: afterwards no ledger, no kept answer, no line of a log or an archive and no
+file that was set aside says the memory's words. The messages stay, with a mark where
+the memory stood: what was said around it was said. A forgetting that was cut off is
+completed by the next.
+
+    forget.in_session(place, Memory("memories/tea"))
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kvmem.session import archive, ledger, lines, log, state
+from kvmem.session.files import TEMPORARY
+from kvmem.session.io import OsIO
+from kvmem.session.lines import Line
+from kvmem.session.log import TORN
+from kvmem.session.materialise import GONE
+from kvmem.session.place import LEDGER, LOG, Place
+from kvmem.session.state import BAD
+
+
+class Memory(NamedTuple):
+    """What is forgotten: a uri with all below it, and the words of its items."""
+
+    uri: str
+    texts: frozenset[str] = frozenset()  # an item that was moved was served elsewhere
+
+    def is_at(self, uri: object) -> bool:
+        """Say whether a uri is this memory's."""
+        below = self.uri + "/"
+        return isinstance(uri, str) and (uri == self.uri or uri.startswith(below))
+
+    def is_in(self, fields: Mapping) -> bool:
+        """Say whether a part of a message, or a kept answer's entry, is of it."""
+        return self.is_at(fields.get("uri")) or (
+            "uri" in fields and fields.get("text") in self.texts
+        )
+
+
+def in_session(place: Place, memory: Memory) -> int:
+    """Take a memory out of one session; return the messages that held it.
+
+    Raises:
+        CorruptPage, FormatMismatch: the session is damaged and may hold it still.
+        Busy: another writer held it for too long.
+    """
+    with place.locked():
+        _drop_leftovers(place)
+        if not place.io.is_file(place.file(LOG)):
+            return 0
+        live, _ = log.mended(place, log.read(place))
+        live = archive.finish(place, live)
+        count = 0
+        kept, changed = _without(live.lines, memory)
+        if changed:
+            log.rewrite(place, live.start, kept)
+            count += changed
+        for each in archive.listed(place):
+            kept, changed = _without(archive.read(place, each).lines, memory)
+            if changed:
+                archive.rewrite(place, each, kept)
+                count += changed
+        _forget_servings(place, memory)
+    return count
+
+
+def leftovers(io: OsIO, parent: Path) -> None:
+    """Take away what deletions that were cut off have left of a user's sessions."""
+    for name in io.names(parent):
+        if name.startswith(GONE):
+            io.remove_tree(parent / name)
+
+
+def _forget_servings(place: Place, memory: Memory) -> None:
+    found = state.read(place)
+    new = ledger.without(found.ledger, memory.is_at, memory.is_in)
+    if new != found.ledger:
+        state.write_ledger(place, found, new)
+    elif found.is_bad:
+        place.io.unlink(place.file(LEDGER))
+    for name in list(_set_aside(place)):
+        place.io.unlink(place.file(name))
+    place.io.sync_dir(place.folder)
+
+
+def _set_aside(place: Place) -> Iterator[str]:
+    """Yield the files that nobody can read for the memory's name."""
+    for name in place.io.names(place.folder):
+        if name.startswith((TORN, BAD)):
+            yield name
+
+
+def _drop_leftovers(place: Place) -> None:
+    for name in place.io.names(place.folder):
+        if name.endswith(TEMPORARY):
+            place.io.unlink(place.file(name))
+
+
+def _without(held: Sequence[Line], memory: Memory) -> tuple[tuple[Line, ...], int]:
+    """Return lines that say nothing of a memory, and how many said something."""
+    kept, changed = [], 0
+    for line in held:
+        stored = _redacted(line.stored, memory)
+        if stored != line.stored:
+            fields = lines.unseal(line.raw[:-1]) | {"message": stored}
+            line = line._replace(stored=stored, raw=lines.seal(fields))
+            changed += 1
+        kept.append(line)
+    return tuple(kept), changed
+
+
+def _redacted(stored: Mapping, memory: Memory) -> dict:
+    """Return a message whose parts and carried records do not hold a memory."""
+    parts = [
+        {"type": "context", "forgotten": True} if memory.is_in(part) else part
+        for part in stored["parts"]
+    ]
+    new = {**stored, "parts": parts}
+    if "carries" in stored:
+        new["carries"] = [
+            {**each, "records": _others(each["records"], memory)}
+            for each in stored["carries"]
+        ]
+    return new
+
+
+def _others(records: Mapping, memory: Memory) -> dict:
+    return {uri: each for uri, each in records.items() if not memory.is_at(uri)}
