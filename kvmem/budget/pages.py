@@ -21,9 +21,11 @@ class GroupPages:
     """What one lifecycle group gets: bytes a rank, tokens of the model.
 
     Args:
-        name, lifecycle, layers, page_size: of the group.
+        name, lifecycle, layers, page_size: of the group. `page_size` counts slots of a
+            rank; with token shards a virtual page covers dcp times as many tokens.
         page_nbytes: bytes of a physical page of its pool.
-        pages: pages of the group that the plan counts with; of states, one a sequence.
+        pages: virtual pages of the group that the plan counts with; of states, one a
+            sequence.
         tokens: tokens of the model that these keep; of states, none.
         domain: "target" or "draft".
         extents: physical pages that one page of the group lies in.

@@ -119,14 +119,12 @@ def need_of(
 ) -> Need:
     """Return what a group needs beside pages of the first group."""
     lead, kind = groups[first], group.lifecycle.kind
-    copies = topology.dcp if group.domain == "draft" else 1
-    per_row = Fraction(copies * lead.page_size, group.page_size)
+    per_row = Fraction(lead.page_size, group.page_size)
     if kind == lead.lifecycle.kind or kind == "full":
         return Need(Fraction(1) if kind == "state" else per_row)
     if kind == "state":
         return Need(Fraction(0), fixed=load.sequences + load.snapshots)
-    shards = 1 if group.domain == "draft" else topology.dcp
-    peak, size = 1, group.page_size * shards
+    peak, size = 1, group.page_size * topology.dcp  # tokens of a virtual page
     if load.max_length is not None:
         peak = group.lifecycle.peak(load.max_length, size, load.step)
     if load.window_ratio is not None:

@@ -5,6 +5,10 @@ of every sequence that may run. Others grow with the tokens: a row of pages is o
 of every group that keeps all tokens, and of windows as many as they still read. The
 law: fixed costs first, then whole rows while they fit, and no limit is exceeded.
 
+With decode context parallelism full attention of the target is spread over dcp ranks,
+so a page of it keeps dcp times as many tokens; windows, states and drafts stand whole
+on each of them, and pay for it.
+
 In a split plan a window is never charged more than full attention in its place would
 be. In a unified plan it may be: its pages are as long as the longest group's, and where
 most of one is padding, windows can cost more than they save. Nothing is changed behind
@@ -52,7 +56,7 @@ def solve(
 
     Args:
         groups: the target's lifecycle groups, and those of a draft that shares its
-            pools (domain "draft": every token on every dcp rank).
+            pools (domain "draft").
         topology: ranks that share the cache.
         limits: caps on the bytes of one rank; the smallest wins. None at all: as many
             bytes as `max_pages` take.
@@ -134,7 +138,7 @@ def _solve(
     terms += followers.terms(drafts, topology, order)
     return Budget(
         groups=tuple(
-            _group_pages(member, need.at(rows), topology)
+            _group_pages(member, need.at(rows))
             for member, need in zip(members, needs, strict=True)
         ),
         terms=(*terms, *fixed),
@@ -205,9 +209,8 @@ def _pools(
     return tuple(found)
 
 
-def _group_pages(member: Member, pages: int, topology: Topology) -> GroupPages:
+def _group_pages(member: Member, pages: int) -> GroupPages:
     group = member.group
-    shards = topology.dcp if group.domain == "target" else 1
     return GroupPages(
         name=group.name,
         lifecycle=str(group.lifecycle),
@@ -215,7 +218,7 @@ def _group_pages(member: Member, pages: int, topology: Topology) -> GroupPages:
         page_size=group.page_size,
         page_nbytes=member.page_nbytes,
         pages=pages,
-        tokens=0 if group.is_state else pages * group.page_size * shards,
+        tokens=0 if group.is_state else pages * member.virtual.page_size,
         domain=group.domain,
         extents=member.extents,
         payload_nbytes=member.payload_nbytes,
@@ -227,7 +230,7 @@ def _no_page(
     frame: Frame, smallest: Limit, owed: int, max_pages: int | None
 ) -> errors.OutOfPages:
     """Say what one row of pages takes, and what is owed before it."""
-    group = frame.members[frame.first].group
+    group = frame.members[frame.first].virtual
     least = frame.nbytes(1) + owed
     first = frame.nbytes(1) - frame.nbytes(0)
     before = frame.nbytes(0) + owed

@@ -18,7 +18,7 @@ def group_terms(frame: Frame, at: int, rows: int, topology: Topology) -> list[Te
     alone = sum(m.group.domain == group.domain for m in frame.members) == 1
     name = group.domain if alone else f"{group.domain} {group.name}"
     replicas = max(topology.replicas(field) for field in group.fields)
-    if group.domain == "draft" or group.is_state:
+    if group.is_replicated:
         replicas *= topology.dcp
     terms = []
     for what, nbytes in (

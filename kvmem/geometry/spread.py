@@ -97,9 +97,9 @@ class Spread:
             for shard in range(self.shards)
         )
 
-    def page_tokens(self, group: LifecycleGroup) -> int:
-        """Return the tokens that one virtual page covers, or one state stands for."""
-        return group.page_size * self.dcp
+    def virtual(self, group: LifecycleGroup) -> LifecycleGroup:
+        """Return the group as tables count it: `page_size` tokens a virtual page."""
+        return dataclasses.replace(group, page_size=group.page_size * self.dcp)
 
     def parts(self, group: LifecycleGroup) -> int:
         """Return the runs of `page_size` tokens that are physical pages of their own.

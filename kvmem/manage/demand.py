@@ -86,7 +86,7 @@ def pages(batch: Batch, group: LifecycleGroup) -> int:
 def floors(members: Sequence[Member], constraints: Sequence[Batch]) -> tuple[int, ...]:
     """Return i[G] vpages that hold every batch of `constraints`, at least one each."""
     return tuple(
-        max([1, *(pages(batch, member.group) for batch in constraints)])
+        max([1, *(pages(batch, member.virtual) for batch in constraints)])
         for member in members
     )
 

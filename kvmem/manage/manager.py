@@ -186,7 +186,7 @@ def need(members: Sequence[Member], lengths: Sequence[int]) -> tuple[int, ...]:
         lengths: tokens of each sequence, the one being written included.
     """
     return tuple(
-        sum(_held(member.group, length) for length in lengths) for member in members
+        sum(_held(member.virtual, length) for length in lengths) for member in members
     )
 
 
@@ -205,7 +205,7 @@ def peak(
     """
     return tuple(
         sum(
-            member.group.lifecycle.peak(length, member.group.page_size, step)
+            member.group.lifecycle.peak(length, member.virtual.page_size, step)
             for length in lengths
         )
         for member in members

@@ -207,7 +207,8 @@ def test_groups_of_a_draft_may_share_the_pools_of_the_target(gqa):
             kind=kind,
         )
         pages, drafts = (group.pages for group in solved.groups)
-        assert drafts == 2 * pages  # every token on each of two ranks
+        assert drafts == pages  # and every token of one on each of two ranks
+        assert [group.extents for group in solved.groups] == [1, 2]
         assert [group.tokens for group in solved.groups] == [pages * 32] * 2
         assert (solved.draft_pages, len(solved.pools)) == (0, 1 + (kind == "split"))
         names = [term.name for term in solved.terms if "padding" not in term.name]
@@ -284,7 +285,7 @@ def test_a_claim_says_on_how_many_ranks_its_bytes_stand(hybrid, gqa):
     held = {t.name: t.replicas for t in solved.terms if "padding" not in t.name}
     assert held == {
         "target full kv": 2,  # four heads on eight ranks, a third of the tokens each
-        "target window8 kv": 2,
+        "target window8 kv": 2 * 3,  # a window is read where the text is read
         "target state": 2 * 3,  # its four key heads twice, and on every token shard
         "draft kv": 2 * 3,
     }
@@ -318,10 +319,10 @@ def test_a_window_of_token_shards_reads_pages_of_all_of_them(gqa):
     for dcp in (1, 2, 4):
         solved = budget.solve(groups, Topology(dcp=dcp), limits, **load)
         span = -(-(32 + 8 - 2) // (4 * dcp)) + 1  # pages that a moving window touches
-        assert solved.groups[1].pages == 3 * span
+        assert (solved.groups[1].pages, solved.groups[1].extents) == (3 * span, dcp)
     shared = gqa(4, full=1, windows=1, window=32, domain="draft")
     solved = budget.solve((*groups, *shared), Topology(dcp=4), limits, **load)
-    assert [g.pages for g in solved.groups[1::2]] == [3 * 4, 3 * 11]
+    assert [g.pages for g in solved.groups[1::2]] == [3 * 4] * 2
 
 
 @pytest.mark.parametrize("kind", ["unified", "split"])
