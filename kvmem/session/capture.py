@@ -95,6 +95,10 @@ class Capture:
         session_resolver: ResolveFn | None = None,
         peer: str | None = None,
     ):
+        if getattr(transport, "is_async", False):
+            asked, law = "a capture over an AsyncClient", "a push answers at once"
+            cure = "Use a Client, and push in a thread (asyncio.to_thread)"
+            raise ValueError(errors.say(asked, law, cure))
         if actor_resolver is not None:
             require_support(transport)
         self._transport, self._peer = transport, peer
@@ -234,7 +238,7 @@ def marks(session: Any, actor: str | None, peer: str | None) -> list[str]:
     start = f"{_SOURCE}:{peer or ''}:"
     return [
         each.sources[0].removeprefix(start)
-        for each in session.messages(archived=True)
+        for each in session.messages()
         if each.actor == actor and each.sources and each.sources[0].startswith(start)
     ]
 

@@ -17,12 +17,15 @@ Needs the extra `server` (httpx).
 """
 
 import contextlib
+import uuid
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from kvmem.errors import say
 from kvmem.session import actors, ids, problems
+from kvmem.session.append import Appended
+from kvmem.session.commit import Committed
 from kvmem.session.item_rows import Item
 from kvmem.session.message import Message
 from kvmem.session.recall import Entry, Recall
@@ -111,6 +114,8 @@ class _Verbs:
             peer_scope: None for the rules' own.
         """
         name = session.id if isinstance(session, RemoteSession) else session
+        if session is not None and request_id is None:
+            request_id = uuid.uuid4().hex  # kept, so that `carries` can name it
         body = _given(
             query=query,
             session=name,
@@ -199,6 +204,8 @@ class Client(_Verbs):
 class AsyncClient(_Verbs):
     """A client whose verbs are awaited; its arguments are those of `Client`."""
 
+    is_async = True
+
     def __init__(
         self,
         url: str,
@@ -246,28 +253,29 @@ class RemoteSession:
         messages: Sequence[Mapping],
         key: str | None = None,
         peer: str | None = None,
-        carries: Sequence[str] = (),
-    ) -> range:
-        """Append a batch, all or nothing, once a key; return its numbers."""
+        carries: Sequence[Recall | str] = (),
+    ) -> Appended:
+        """Append a batch, all or nothing, once a key; as `Session.append`."""
         body = _given(messages=list(messages), key=key, peer=peer)
-        body |= {"carries": list(carries)} if carries else {}
+        names = [each.id if isinstance(each, Recall) else each for each in carries]
+        body |= {"carries": names} if names else {}
         return self._client._run(_appended(_path(self.id), body))
 
     def messages(self, since: int = 0) -> tuple[Message, ...]:
-        """Return the live messages from number `since` on."""
+        """Return the messages from number `since` on, archived ones too."""
         return self._client._run(_messages(_path(self.id), since))
 
-    def commit(self, keep: int = 0) -> dict:
+    def commit(self, keep: int = 0) -> Committed:
         """Archive all but the last `keep` messages."""
-        return self._client._run(_sent("POST", f"{_path(self.id)}/commit", keep=keep))
+        return self._client._run(_committed(_path(self.id), keep))
 
-    def delete(self) -> dict:
-        """Delete the session."""
-        return self._client._run(_sent("DELETE", _path(self.id)))
+    def delete(self) -> None:
+        """Delete the session: it stays deleted."""
+        return self._client._run(_deleted(_path(self.id)))
 
 
-def _sent(method: str, path: str, **body: object) -> _Verb[dict]:
-    return (yield _Call(method, path, body or None))
+def _deleted(path: str) -> _Verb[None]:
+    yield _Call("DELETE", path)
 
 
 def _remembered(body: Mapping) -> _Verb[Item]:
@@ -290,9 +298,13 @@ def _recalled(body: Mapping, actor: str | None) -> _Verb[Recall]:
     )
 
 
-def _appended(path: str, body: Mapping) -> _Verb[range]:
+def _appended(path: str, body: Mapping) -> _Verb[Appended]:
     answer = yield _Call("POST", f"{path}/messages", body)
-    return range(answer["first"], answer["first"] + answer["num_appended"])
+    return Appended(answer["first"], answer["stop"], answer["is_repeat"])
+
+
+def _committed(path: str, keep: int) -> _Verb[Committed]:
+    return Committed(**(yield _Call("POST", f"{path}/commit", {"keep": keep})))
 
 
 def _messages(path: str, since: int) -> _Verb[tuple[Message, ...]]:

@@ -14,6 +14,7 @@ from kvmem import errors
 from kvmem.session import search, views
 
 __all__ = [
+    "at",
     "COLUMNS",
     "Item",
     "Nothing",
@@ -179,6 +180,12 @@ def missing(uri: str) -> errors.NotFound:
     return errors.NotFound(
         errors.say(f"item {uri!r}", "there is none", "List what is there")
     )
+
+
+def at(uri: str) -> tuple[str, tuple[str, ...]]:
+    """Return the condition that an item stands at a uri or below it."""
+    where, values = below(uri)
+    return (f"({where} OR item.uri = ?)", (*values, uri)) if uri else (where, values)
 
 
 def below(folder: str) -> tuple[str, tuple[str, ...]]:

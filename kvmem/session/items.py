@@ -85,9 +85,9 @@ class Items:
     def list(
         self, under: str = "", actor: str | None = None, limit: int | None = None
     ) -> tuple[Item, ...]:
-        """Return the items that stand under a folder, in the order of their uris."""
+        """Return the items at a uri or below it, in the order of their uris."""
         under, actor = self._folder(under, actor, "list")
-        where, values = item_rows.below(under)
+        where, values = item_rows.at(under)
         view, more = _seen(actor)
         with self._reading() as cursor:
             rows = cursor.execute(
@@ -100,7 +100,7 @@ class Items:
     def names(self, under: str = "", actor: str | None = None) -> tuple[str, ...]:
         """Return the names that stand directly in a folder, sorted."""
         start = len(under) + 1 if under else 0
-        uris = (item.uri for item in self.list(under, actor))
+        uris = (item.uri for item in self.list(under, actor) if item.uri != under)
         return tuple(sorted({uri[start:].split("/")[0] for uri in uris}))
 
     def stat(self, uri: str, actor: str | None = None) -> Entry:
@@ -171,11 +171,10 @@ class Items:
         views.checked(uri, actor, "delete", whole=True)
         if not self._book.exists:
             return ()
-        where, values = item_rows.below(uri)
+        where, values = item_rows.at(uri)
         with self._book.change() as cursor:
             found = cursor.execute(
-                f"SELECT id, {item_rows.COLUMNS} FROM item WHERE {where} OR uri=?",
-                (*values, uri),
+                f"SELECT id, {item_rows.COLUMNS} FROM item WHERE {where}", values
             )
             rows = [item_rows.Row(*row) for row in found]
             for row in rows:

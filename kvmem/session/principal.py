@@ -13,10 +13,11 @@ import contextlib
 import dataclasses
 import hashlib
 import hmac
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvmem.errors import Denied, say
-from kvmem.session import actors, forget, ids, place, recall
+from kvmem.session import actors, capture, forget, ids, place, recall
 from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.identity import Identity
 from kvmem.session.items import Item, Items
@@ -32,6 +33,8 @@ class Principal:
     account: str
     user: str
     require_actor: bool = False
+
+    supports_request_actor_peer = True  # captures may resolve an actor for each call
 
     def __post_init__(self):
         object.__setattr__(self, "account", ids.check_account(self.account))
@@ -96,6 +99,36 @@ class Principal:
         for hook in self.store.on_forget:
             hook(self, uri)
         return found
+
+    def captured(
+        self,
+        session: str,
+        peer: str | None = None,
+        since: int = 0,
+        actor: str | None = None,
+    ) -> list[str]:
+        """Return the marks of what was captured; see `capture`."""
+        marks = capture.marks(self.session(session), self.actor_of(actor), peer)
+        return marks[since:]
+
+    def capture(
+        self,
+        session: str,
+        messages: Sequence[Mapping],
+        after: int,
+        last: str | None = None,
+        peer: str | None = None,
+        actor: str | None = None,
+    ) -> int:
+        """Append captured messages behind those that are known; see `capture`."""
+        actor = self.actor_of(actor)
+        handle = self.session(session)
+        return capture.append(handle, messages, after, last, actor, peer)
+
+    @property
+    def actor(self) -> str | None:
+        """Return the actor of a call made now; see `actor_of`."""
+        return self.actor_of()
 
     def acting_as(self, name: str | None) -> contextlib.AbstractContextManager:
         """Open a scope in which this user's calls are made for an actor."""

@@ -111,14 +111,14 @@ class _Service:
         principal = self.store.principal(key.account, key.user)
         call = verbs.Call(principal, request.path_params, query, body, actor)
         answer = await run_in_threadpool(verb.run, call)
-        self._count(verb.name, answer)
+        self._count(verb.name, body, answer)
         return JSONResponse(answer, verb.status)
 
-    def _count(self, name: str, answer: dict) -> None:
+    def _count(self, name: str, body: object, answer: dict) -> None:
         if name == "recall":
             self.metrics.recalled(answer["stats"]["status"])
-        elif name in ("append", "capture"):
-            self.metrics.appended(answer["num_appended"])
+        elif name in ("append", "capture") and not answer.get("is_repeat"):
+            self.metrics.appended(len(body.messages))
 
 
 def _open_routes(service: _Service) -> Sequence[Route]:

@@ -62,9 +62,9 @@ def _append(call: Call) -> dict:
         body.messages, key=body.key, peer=body.peer, carries=body.carries
     )
     return {
-        "first": placed.start,
-        "num_appended": len(placed),
-        "clock": placed.stop,
+        "first": placed.first,
+        "stop": placed.stop,
+        "is_repeat": placed.is_repeat,
     }
 
 
@@ -73,12 +73,12 @@ def _get(call: Call) -> dict:
     since = call.count("since")
     limit = min(call.count("limit", _PAGE), _PAGE)
     session = call.session
-    found = session.messages(since=since)
+    found = session.messages(since) if limit else ()
     page = found[:limit]
     more = len(found) > len(page)
     return {
         "session": session.id,
-        "clock": session.clock.messages,
+        "clock": session.clock,
         "messages": [_plain(each) for each in page],
         "next": page[-1].seq + 1 if more and page else None,
     }
@@ -89,7 +89,7 @@ def _plain(one: Message) -> dict:
 
 
 def _commit(call: Call) -> dict:
-    return dataclasses.asdict(call.session.commit(keep=call.body.keep))
+    return call.session.commit(keep=call.body.keep)._asdict()
 
 
 def _delete(call: Call) -> dict:
@@ -161,7 +161,7 @@ def _capture(call: Call) -> dict:
         body.peer,
         actor=call.actor,
     )
-    return {"captured": total, "num_appended": len(body.messages)}
+    return {"captured": total}
 
 
 _SESSION = "/v1/sessions/{session}"
@@ -179,7 +179,7 @@ ALL = (
         "get",
         "GET",
         f"{_SESSION}/messages",
-        "Return live messages from number `since` on.",
+        "Return messages from number `since` on.",
         _get,
         query=("since", "limit"),
     ),
