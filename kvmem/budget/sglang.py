@@ -1,96 +1,18 @@
 """What an SGLang server would allot: its published rules, as arithmetic.
 
 For those who plan such a stack, or move a deployment over: kvmem's engines do not ask
-here. Two of the rules are known to be wrong in general and are kept as they are, so
-that a plan can show what they would do: the layer ratio prices every draft as if it had
-the target's layers, and holds for drafts of the target's shape alone (#34234); EAGLE's
-term does not grow with decode context parallelism (#33912).
+here. What a draft costs there, and what it reserves, is in `kvmem.speculative.sglang`.
 
-    draft_cell(heads=8, head_dim=128, layers=5)           # 20,480 B a token
-    layer_ratio_cell(65_536, layers=32, draft_layers=5)   # 75,776, target included
+    window_cap(8, 4, 2, chunk=16, overlap=True)     # 76 tokens of a window pool
 """
 
 from typing import NamedTuple
 
-from kvmem import errors
-
 __all__ = [
     "StateSlots",
-    "alloc_length",
-    "draft_cell",
-    "draft_pool_shape",
-    "layer_ratio_cell",
-    "replicated_rows",
     "state_slots",
     "window_cap",
 ]
-
-
-def draft_cell(
-    heads: int, head_dim: int, layers: int, *, item_nbytes: int = 2, dcp: int = 1
-) -> int:
-    """Return a draft's bytes a target row by its own geometry, on every dcp rank.
-
-    Args:
-        heads: KV heads on the rank.
-        head_dim: elements of a key, and of a value.
-        layers: of the draft.
-        item_nbytes: bytes of an element.
-        dcp: ranks that share the target's tokens, and hold all of the draft's.
-    """
-    return heads * 2 * head_dim * layers * item_nbytes * dcp
-
-
-def layer_ratio_cell(
-    target_nbytes: int, *, layers: int, draft_layers: int | None, dcp: int = 1
-) -> int:
-    """Return target and draft bytes a row, the draft priced by the ratio of layers.
-
-    `draft_layers` None: no draft, and nothing is scaled.
-    """
-    grown = 0 if draft_layers is None else target_nbytes * draft_layers * dcp // layers
-    return target_nbytes + grown
-
-
-def replicated_rows(rows: int, dcp: int, scaled_by: int = 1) -> int:
-    """Return the rows of a buffer that every dcp rank keeps whole.
-
-    Args:
-        rows: of the pool.
-        dcp: ranks that share its tokens.
-        scaled_by: what `rows` were multiplied with before: 1 or dcp.
-
-    Raises:
-        ConfigError: rows that were scaled by something else, or would be twice.
-    """
-    if scaled_by not in (1, dcp) or rows % scaled_by:
-        raise errors.ConfigError(
-            errors.say(
-                f"{rows:,} rows scaled by {scaled_by} with DCP {dcp}",
-                "rows are multiplied by dcp once",
-                f"Pass rows as they are (1) or multiplied by {dcp}",
-            )
-        )
-    return rows // scaled_by * dcp
-
-
-def draft_pool_shape(
-    tokens: int, page_size: int, *, heads: int, head_dim: int, tp: int, dcp: int = 1
-) -> tuple[int, int, int]:
-    """Return (rows, heads, elements) of a draft's key tensor, and of its values.
-
-    `tp` divides the heads of the draft, context parallel ranks among them; one page
-    more than the tokens is the sink of padding.
-    """
-    return (tokens + page_size) * dcp, max(1, heads // tp), head_dim
-
-
-def alloc_length(steps: int, topk: int, draft_tokens: int, page_size: int) -> int:
-    """Return the tokens that one verification reserves for a sequence."""
-    if page_size == 1 or topk == 1:
-        return max(steps * topk, draft_tokens)
-    pages = -(-(page_size - 1 + steps) // page_size)
-    return max(pages * page_size * topk, draft_tokens)
 
 
 def window_cap(
@@ -100,7 +22,8 @@ def window_cap(
     *,
     chunk: int | None = None,
     interval: int = 4,
-    spec: tuple[int, int, int] | None = None,
+    drafted: int = 1,
+    reserved: int | None = None,
     overlap: bool = False,
     extra_slots: int = 0,
 ) -> int:
@@ -111,14 +34,12 @@ def window_cap(
         requests: that run at once.
         chunk: tokens of a prefill chunk; None where decode alone runs.
         interval: decode steps between two evictions.
-        spec: (steps, topk, draft tokens) of speculation.
+        drafted: tokens that a request verifies in a step.
+        reserved: tokens that a verification allots to it; None: no draft, a page.
         overlap: whether the next step is prepared while one runs.
         extra_slots: requests whose windows arrive from a prefill server.
     """
-    drafted = 1 if spec is None else spec[2]
-    decode = page_size
-    if spec is not None:
-        decode = alloc_length(*spec, page_size) * (2 if overlap else 1)
+    decode = page_size if reserved is None else reserved * (2 if overlap else 1)
     each = window + interval * drafted + page_size + decode
     cap = each * requests + (window + page_size) * extra_slots
     if chunk is not None:

@@ -1,7 +1,8 @@
 """Speculative decoding: plans of it, and which of them may run.
 
 Facts only: who drafts, on which pools, at what cost. A plan is judged by a named rule
-set: "kvmem" is what kvmem's engine obeys. The law: every violation comes back at once,
+set: "kvmem" is what kvmem's engine obeys, "sglang" what a server of SGLang admits. The
+law: every violation comes back at once,
 in words, and nothing that a plan says is passed over.
 
     plan = SpecPlan("frozen_kv", topk=4)
@@ -10,7 +11,7 @@ in words, and nothing that a plan says is passed over.
 """
 
 from kvmem import errors
-from kvmem.speculative import capacity, rules_kvmem
+from kvmem.speculative import capacity, rules_kvmem, sglang
 from kvmem.speculative.gates import Advice, Gate, Verdict, Violation, judge
 from kvmem.speculative.plan import (
     MODEL_KINDS,
@@ -50,10 +51,14 @@ __all__ = [
     "draft_term",
     "place",
     "require",
+    "sglang",
     "verdicts",
 ]
 
-RULES: dict[str, tuple[Gate, ...]] = {rules_kvmem.NAME: rules_kvmem.GATES}
+RULES: dict[str, tuple[Gate, ...]] = {
+    rules_kvmem.NAME: rules_kvmem.GATES,
+    sglang.NAME: sglang.GATES,
+}
 
 
 def check(plan: SpecPlan, rules: str = "kvmem") -> tuple[Violation, ...]:

@@ -99,6 +99,7 @@ class Server:
         equal_dims: whether keys are as wide as values.
         flashinfer: its version.
         block: tokens that a block draft proposes at once.
+        assistant: whether the draft is made to read the target's keys (Gemma 4).
         draft_window: window of the draft's layers, None where it has none.
         draft_all_windows: whether every layer of the draft has it.
         draft_causal: whether the draft's attention is causal.
@@ -127,6 +128,7 @@ class Server:
     equal_dims: bool = True
     flashinfer: tuple[int, ...] = (0, 6, 12)
     block: int | None = None
+    assistant: bool = False
     draft_window: int | None = None
     draft_all_windows: bool = False
     draft_causal: bool = True
