@@ -20,10 +20,13 @@ import weakref
 from collections.abc import Iterator
 
 from kvmem import errors
+from kvmem.session import files
+from kvmem.session.io import OsIO
 
 __all__ = ["VERSION", "Book"]
 
 VERSION = 1  # PRAGMA user_version
+_MAX_AT_REST = 8  # connections
 _WAIT_S = 5.0  # for another writer's transaction
 
 _TABLES = """
@@ -43,9 +46,22 @@ class Book:
     """One user's SQLite file, its connections shared by the threads of a process."""
 
     def __init__(
-        self, path: pathlib.Path, owner: tuple[str, str], durability: str = "full"
+        self,
+        path: pathlib.Path,
+        owner: tuple[str, str],
+        durability: str = "full",
+        top: pathlib.Path | None = None,
     ):
+        """Be the book at a path; nothing is made.
+
+        Args:
+            path: the file's.
+            owner: account and user, written into it.
+            durability: "full" syncs each change; else the system may.
+            top: the folder below which missing folders are made; None: the file's own.
+        """
         self._path, self._owner = path, owner
+        self._top = top or path.parent
         self._synchronous = "FULL" if durability == "full" else "NORMAL"
         self._idle = _Idle()
         weakref.finalize(self, self._idle.close)
@@ -129,7 +145,8 @@ class Book:
             self._idle.put(connection)
 
     def _opened(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._top.mkdir(parents=True, exist_ok=True)
+        files.make_folder(OsIO(), self._path.parent, self._top)
         connection = sqlite3.connect(
             self._path,
             timeout=_WAIT_S,
@@ -192,7 +209,10 @@ class _Idle:
 
     def put(self, connection: sqlite3.Connection) -> None:
         with self._lock:
-            self._at_rest.append(connection)
+            if len(self._at_rest) < _MAX_AT_REST:
+                self._at_rest.append(connection)
+                return
+        connection.close()
 
     def close(self) -> None:
         with self._lock:

@@ -29,6 +29,7 @@ from kvmem.session.session import Session
 FORMAT = "kvmem.session.store"
 _FACTS = "store.json"
 ITEMS = "items.sqlite3"
+_MAX_OPEN_BOOKS = 128  # users whose items' files stay open
 
 
 class SessionStore:
@@ -86,7 +87,7 @@ class SessionStore:
         io = io if durability == "full" else Unsynced(io)
         if retriever is None:
             retriever = items.Retriever()
-        return cls(Path(root), named(rules), io, retriever, wait_s, durability)
+        return cls(Path(root).absolute(), named(rules), io, retriever, wait_s, durability)
 
     def principal(
         self, account: str, user: str, require_actor: bool = False
@@ -108,9 +109,15 @@ class SessionStore:
 
     def book(self, account: str, user: str) -> Book:
         """Return the file of a user's items."""
-        path = place.user_folder(self.root, account, user) / ITEMS
-        book = Book(path, (account, user), self._durability)
-        return self._books.setdefault((account, user), book)
+        books = self._books
+        if (account, user) not in books:
+            if len(books) >= _MAX_OPEN_BOOKS:
+                self.close()
+                books = self._books
+            path = place.user_folder(self.root, account, user) / ITEMS
+            book = Book(path, (account, user), self._durability, self.root)
+            return books.setdefault((account, user), book)
+        return books[account, user]
 
     def fsck(self, session: Session) -> tuple[Violation, ...]:
         """Return every law that a session's files break, () when it is sound."""
@@ -118,7 +125,8 @@ class SessionStore:
 
     def close(self) -> None:
         """Close the files of items that are open; the store may be used again."""
-        for book in list(self._books.values()):
+        books, self._books = self._books, {}
+        for book in books.values():
             book.close()
 
     def session_ids(self, account: str, user: str) -> tuple[str, ...]:
@@ -142,7 +150,7 @@ class SessionStore:
             return self._read_facts(path)
         except FileNotFoundError:
             pass
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        files.make_root(self.io, self.root)
         with self._locks.hold(self.root / ".lock", "the root"):
             try:
                 return self._read_facts(path)
