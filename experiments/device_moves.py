@@ -1,9 +1,11 @@
 """What the kernels are worth on one GPU: every byte checked, then timed.
 
 Each kernel is compared with its reference on the device, then timed beside a plain copy
-of the same bytes and beside XLA's program of the same operation. One wrong byte fails
-the run, a slow kernel does not. Operations go from simple to risky, each in a process
-of its own: a copy at a wrong address ends that process, and the rest goes on.
+of the same bytes and beside XLA's programs of the same operation: its reference, and
+whole pages gathered, transposed and scattered. One wrong byte fails the run, a slow
+kernel does not. Operations go from simple to risky, each in a process of its own: a
+copy at a wrong address ends that process, and the rest goes on. Last come faults that
+people met on a GPU alone (`device_reports`).
 
     python -m experiments run configs/device_moves.toml          # one CUDA device
     python -m experiments run configs/device_moves.toml --set mode=interpret
@@ -32,6 +34,8 @@ from kvmem import console, errors
 from pallas_kernels import dispatch, specs
 
 __all__ = ["Config", "run"]
+
+_OPERATIONS = (*dispatch.OPERATIONS, "field_reports")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +75,7 @@ def run(config: Config) -> Iterator[Record]:
     if config.mode == "device":
         _require_device()
     started = time.monotonic()
-    for operation in config.operations or tuple(dispatch.OPERATIONS):
+    for operation in config.operations or _OPERATIONS:
         job = _job(config, operation)
         if config.mode == "interpret":
             yield _correctness(operation, list(perform(job)), None)
@@ -87,7 +91,7 @@ def _require_known(config: Config) -> None:
     """Refuse operations and models that there are not."""
     models = {model.name for model in (*specs.MODELS, *specs.TINY)}
     for named, known in (
-        (config.operations, tuple(dispatch.OPERATIONS)),
+        (config.operations, _OPERATIONS),
         (config.models, tuple(sorted(models))),
     ):
         unknown = [name for name in named if name not in known]
@@ -175,11 +179,18 @@ def _correctness(operation: str, found: list[dict], failure: str | None) -> Reco
 
 
 def _check(finding: dict) -> Check:
+    if "objection" in finding:
+        objection = finding["objection"]
+        return Check(finding["case"], objection is None, objection or "so it is")
     name = f"bytes of {finding['case']}"
     if "refused" in finding:
         return Check(name, True, f"the kernel refuses: {finding['refused']}")
     wrong, of = finding["wrong_nbytes"], finding["of_nbytes"]
-    return Check(name, wrong == 0, f"{wrong:,} of {of:,} differ")
+    peer = finding.get("wrong_nbytes_of_transpose", 0)
+    detail = f"{wrong:,} of {of:,} differ"
+    if peer:
+        detail += f", {peer:,} of XLA's transpose"
+    return Check(name, wrong == 0 and peer == 0, detail)
 
 
 def _measurement(operation: str, found: list[dict], repetitions: int):

@@ -13,14 +13,14 @@ kvmem's order "layer head field token" does.
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import blocked, rotation
+from pallas_kernels import blocked, peers, rotation
 from pallas_kernels.append_tokens import Run
 from pallas_kernels.records import Layout
 
@@ -131,6 +131,19 @@ class Case:
     def structs(self) -> list[jax.ShapeDtypeStruct]:
         """Return the shapes of the arguments."""
         return [argument.struct() for argument in self.arguments]
+
+    @property
+    def peer(self) -> Callable | None:
+        """XLA's own program of the case, None where the reference is it already."""
+        return peers.of(self.operation, self.even, **self.facts)
+
+    @property
+    def even(self) -> peers.Even:
+        """How far apart the runs stand that the case moves or turns."""
+        turns = self.operation in ("rerope", "import_turned")
+        count = self.model.num_keys if turns else self.model.num_runs
+        record = self.model.record_nbytes or self.model.num_runs * self.model.row_nbytes
+        return peers.Even(count, self.model.page_nbytes // count, record // count)
 
 
 def cases(model: Model, pool_nbytes: int, entries: int) -> Iterator[Case]:

@@ -42,8 +42,11 @@ os.environ.update(_STRICT)
 if _WORKER:  # workers are started deaf to Ctrl-C, and so would be what a test starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+_ON_A_GPU = "only a CUDA device shows it: asked of one by configs/device_moves.toml"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +55,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="also run tests marked long, and whole products (minutes)",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"gpu: {_ON_A_GPU}")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and jax.default_backend() != "gpu":
+        pytest.skip(_ON_A_GPU)
 
 
 def pytest_collection_modifyitems(

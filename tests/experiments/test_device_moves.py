@@ -89,13 +89,38 @@ def test_unknown_names_are_refused(tmp_path):
             list(device_moves.run(config(**changes)))
 
 
-def test_a_worker_times_a_kernel_beside_xla_and_a_copy(monkeypatch):
-    job = device_moves._job(config(mode="device", repetitions=2), "gather_pages")
-    job = device_worker.dataclasses.replace(
-        job, pool_nbytes=1 << 14, payload_nbytes=1 << 12, models=("tiny_half",)
+@pytest.fixture
+def job_without_a_device(monkeypatch):
+    """A job whose kernels are their references, as there is no device here."""
+    job = device_moves._job(config(mode="device", repetitions=2), "export_records")
+    module = dispatch.OPERATIONS["export_records"]
+    monkeypatch.setattr(module, "kernel", module.reference)
+    sizes = {"pool_nbytes": 1 << 14, "payload_nbytes": 1 << 12}
+    return device_worker.dataclasses.replace(job, models=("tiny_half",), **sizes)
+
+
+def test_a_worker_times_a_kernel_beside_xlas_programs_and_a_copy(job_without_a_device):
+    checked, timed = device_worker.perform(job_without_a_device)
+    assert checked["wrong_nbytes"] == checked["wrong_nbytes_of_transpose"] == 0
+    figures = timed["timed"]
+    assert set(figures) >= {"kernel_us", "reference_us", "transpose_us", "copy_us"}
+    best = min(figures["reference_us"], figures["transpose_us"])
+    assert figures["of_xla"] == pytest.approx(best / figures["kernel_us"], rel=0.02)
+
+
+def test_a_peer_that_moves_other_bytes_fails_its_check(
+    job_without_a_device, monkeypatch
+):
+    wrong = staticmethod(lambda operation, even, **facts: lambda into, *rest: into)
+    monkeypatch.setattr(device_worker.specs.peers, "of", wrong)
+    checked, _ = device_worker.perform(job_without_a_device)
+    check = device_moves._check(checked)
+    assert not check.ok and "of XLA's transpose" in check.detail
+
+
+def test_what_a_device_answers_of_a_field_report_is_a_check():
+    twice = {"case": "JAX-11 a pool is held once", "objection": "2 B, not 1"}
+    assert device_moves._check(twice) == device_moves.Check(
+        "JAX-11 a pool is held once", False, "2 B, not 1"
     )
-    module = dispatch.OPERATIONS["gather_pages"]
-    monkeypatch.setattr(module, "kernel", module.reference)  # no device here
-    checked, timed = device_worker.perform(job)
-    assert checked["wrong_nbytes"] == 0
-    assert set(timed["timed"]) >= {"kernel_us", "xla_us", "copy_us", "of_copy"}
+    assert device_moves._check(twice | {"objection": None}).ok
