@@ -194,6 +194,8 @@ class Config:
                 poison=self.pool.poison,
                 checked=self.pool.checked,
                 certified=self.pool.certified,
+                manager=self.manager(),
+                rebalance=self.pool.rebalance,
             )
         except BaseException:
             if store is not None:
@@ -295,8 +297,23 @@ class Config:
         members = manage.members_of(
             groups, self.topology, self.pool.order, self.pool.kind
         )
-        shares = self.pool.shares or None
-        return manage.divide(solved, members, self.manager().name, shares)
+        shares, name = self.pool.shares or None, self.manager().name
+        self._require_followed(name, len(groups))
+        return manage.divide(solved, members, name, shares)
+
+    def _require_followed(self, manager: str, num_groups: int) -> None:
+        """Refuse to say when shares follow where they follow nothing."""
+        follows = manager == "grouped" and num_groups > 1
+        if follows or self.pool.rebalance == manage.Knobs():
+            return
+        raise errors.ConfigError(
+            errors.say(
+                f"pool.rebalance for {num_groups} groups of manager {manager!r}",
+                "one group has everything, and walls stay where they were put: only "
+                "the shares of grouped pools follow the texts that come",
+                "Leave [pool.rebalance] out",
+            )
+        )
 
     def _workspaces(self, plan: SpecPlan) -> tuple[Term, ...]:
         """Return what drafting holds beside the pools: logits of what is verified."""

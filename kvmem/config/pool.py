@@ -10,6 +10,7 @@ from typing import Literal
 from kvmem import budget, errors, geometry, settings
 from kvmem.budget import Limit
 from kvmem.geometry import Topology
+from kvmem.manage import Knobs
 from kvmem.settings import Nbytes
 
 __all__ = ["PoolConfig"]
@@ -45,6 +46,7 @@ class PoolConfig:
         poison: fill fresh pools with NaN bytes.
         checked: check every law of the books after every step.
         certified: prove at start that pages become the canonical records they should.
+        rebalance: when the shares of a grouped pool follow the texts that came.
     """
 
     page_size: int = 16
@@ -64,6 +66,7 @@ class PoolConfig:
     poison: bool = False
     checked: bool = False
     certified: bool = False
+    rebalance: Knobs = dataclasses.field(default_factory=Knobs)
 
     def __post_init__(self):
         settings.settle(self)

@@ -70,6 +70,14 @@ class Manager:
         page_nbytes = self.pools[quota.pool].page_nbytes * quota.extents
         return max(1, int(quota.share * self.nbytes) // page_nbytes)
 
+    def with_shares(self, shares: Sequence[float]) -> "Manager":
+        """Return the same quotas with other shares, one a group."""
+        quotas = tuple(
+            dataclasses.replace(quota, share=share)
+            for quota, share in zip(self.quotas, shares, strict=True)
+        )
+        return dataclasses.replace(self, quotas=quotas)
+
     def index(self, group: str) -> int:
         """Return the place of a group by its key.
 

@@ -23,6 +23,7 @@ from kvmem import errors
 from kvmem.blend import BlendConfig
 from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.manage import Knobs, Selection
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import sampler
 from kvmem.serve.blending import Blender
@@ -60,6 +61,8 @@ class Engine(Loop):
             as the canonical records that they should be.
         executor: "auto", or "vmap" to run all ranks on one device (for tests).
         blend: reuse registered texts at any place of a prompt; None: at none.
+        manager: which manager divided the budget, and why; None: as it is divided.
+        rebalance: when the shares of groups follow the texts that came.
     """
 
     def __init__(
@@ -77,6 +80,8 @@ class Engine(Loop):
         certified: bool = False,
         executor: str = "auto",
         blend: BlendConfig | None = None,
+        manager: Selection | None = None,
+        rebalance: Knobs | None = None,
     ):
         super().__init__(
             model,
@@ -91,6 +96,8 @@ class Engine(Loop):
             certified=certified,
             executor=executor,
             blend=blend,
+            manager=manager,
+            rebalance=rebalance,
         )
         self._guard = Guard()
 
@@ -352,6 +359,7 @@ class Engine(Loop):
             preempted=self.scheduler.num_preempted,
             evicted_pages=self.table.num_evicted,
             weights_epoch=self.scheduler.weights_epoch,
+            manager=self.balance.stats(self.table),
         )
 
     def take_output(self, request_id: int) -> Output:

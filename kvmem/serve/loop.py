@@ -13,9 +13,10 @@ from kvmem import pool as pools
 from kvmem.blend import BlendConfig
 from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.manage import Knobs, Selection
 from kvmem.model import attention
 from kvmem.model.loaded import LoadedModel
-from kvmem.serve import choose, compile_cache
+from kvmem.serve import balance, choose, compile_cache
 from kvmem.serve.blending import Blender
 from kvmem.serve.buckets import ServeConfig, declare
 from kvmem.serve.group_recall import GroupRecall
@@ -53,6 +54,8 @@ class Loop:
         certified: bool,
         executor: str,
         blend: BlendConfig | None,
+        manager: Selection | None,
+        rebalance: Knobs | None,
     ):
         _require_records(groups, store, certified, config)
         if config.compile_cache:
@@ -72,7 +75,10 @@ class Loop:
         policy = prefix.policy.NAMED[config.eviction]()
         cache = prefix.PrefixCache(groups[0].page_size, policy)
         lives = [group.lifecycle for group in groups]
-        self.table = PageTable(ledger, cache, lives)
+        self.balance = balance.of(
+            groups, topology, order, budget, config, manager, rebalance
+        )
+        self.table = PageTable(ledger, cache, lives, self.balance.manager)
         self.scheduler = Scheduler(
             self.table,
             max_batch=config.max_batch,
@@ -117,6 +123,8 @@ class Loop:
         choosing = [(s, rows.index(s)) for s in ready]
         choosing += [(twin, at) for s, at in choosing for twin in self._fork(s)]
         deltas = self._choose(logits, choosing) if choosing else []
+        if not self.scheduler.has_work:
+            self.balance.settle(self.table.room, holding=0)
         self._check()
         return deltas
 
@@ -200,6 +208,7 @@ class Loop:
         if self.blender is not None:
             self.pool = self.table.apply(self.pool)
             self.blender.keep(self.pool, sequence)
+        self.balance.observe(sequence)
         self.scheduler.finish(sequence)
         self._conclude(sequence.request_id)
 

@@ -9,7 +9,9 @@ stands in `misses` under the reason why it found none.
 import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
+from kvmem.serve.balance import ManagerStats
 from kvmem.serve.page_table import Accounts
 from kvmem.serve.request import Sequence
 
@@ -39,6 +41,7 @@ class EngineStats:
     preempted: int  # times that a sequence gave its pages back and began anew
     evicted_pages: int
     weights_epoch: int
+    manager: ManagerStats  # which divides the pool, why, and what each group holds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Counts:
         self._sums["aborted" if is_aborted else "finished"] += 1
         self._sums["output_tokens"] += sum(len(s.output_ids) for s in samples)
 
-    def stats(self, accounts: Accounts, **now: int) -> EngineStats:
+    def stats(self, accounts: Accounts, **now: Any) -> EngineStats:
         """Return the counters with what holds now."""
         names = ("admitted", "hits", "finished", "aborted", "prompt_tokens")
         names += ("cached_tokens", "stored_tokens", "output_tokens")
