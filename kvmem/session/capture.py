@@ -17,6 +17,7 @@ import contextlib
 import difflib
 import hashlib
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -104,6 +105,7 @@ class Capture:
         self._transport, self._peer = transport, peer
         self._actor_resolver, self._session_resolver = actor_resolver, session_resolver
         self._cursors: OrderedDict[tuple, _Cursor] = OrderedDict()
+        self._lock = threading.Lock()
 
     def push(
         self,
@@ -131,7 +133,8 @@ class Capture:
                 try:
                     return self._push(messages, session, actor)
                 except errors.Conflict:
-                    self._cursors.pop((session, actor, self._peer), None)
+                    with self._lock:
+                        self._cursors.pop((session, actor, self._peer), None)
                     if last_try:
                         raise
         raise AssertionError("the last try returns or raises")
@@ -155,35 +158,41 @@ class Capture:
 
     def _push(self, messages: Sequence, session: str, actor: str | None) -> Pushed:
         """Send what is unknown, batch by batch; the cursor follows the answers."""
-        cursor, sent = self._cursor(session, actor), 0
         new = [marked(each) for each in messages]
-        missing = unsent(cursor.seen, new, cursor.logged)
-        for batch in _batches([messages[i] for i in missing]):
-            last = cursor.logged[-1] if cursor.logged else None
-            after = len(cursor.logged)
-            self._transport.capture(session, batch, after, last, self._peer)
-            cursor.logged += [new[i] for i in missing[sent : sent + len(batch)]]
-            sent += len(batch)
-        cursor.seen[:] = new
-        return Pushed(session, actor, sent, len(cursor.logged))
+        cursor, sent = self._cursor(session, actor), 0
+        with cursor.lock:
+            missing = unsent(cursor.seen, new, cursor.logged)
+            for batch in _batches([messages[i] for i in missing]):
+                last = cursor.logged[-1] if cursor.logged else None
+                after = len(cursor.logged)
+                self._transport.capture(session, batch, after, last, self._peer)
+                cursor.logged += [new[i] for i in missing[sent : sent + len(batch)]]
+                sent += len(batch)
+            cursor.seen = new
+            return Pushed(session, actor, sent, len(cursor.logged))
 
     def _cursor(self, session: str, actor: str | None) -> "_Cursor":
         """Return the cursor, read from the log where this process has none."""
         key = (session, actor, self._peer)
-        if key not in self._cursors:
-            logged = list(self._transport.captured(session, self._peer, since=0))
-            self._cursors[key] = _Cursor(logged, list(logged))
+        with self._lock:
+            if key in self._cursors:
+                self._cursors.move_to_end(key)
+                return self._cursors[key]
+        logged = self._transport.captured(session, self._peer, since=0)
+        with self._lock:
+            cursor = self._cursors.setdefault(key, _Cursor(logged))
             if len(self._cursors) > _MAX_CURSORS:
                 self._cursors.popitem(last=False)
-        self._cursors.move_to_end(key)
-        return self._cursors[key]
+        return cursor
 
 
-class _Cursor(NamedTuple):
-    """What is known of one (actor, session, peer)."""
+class _Cursor:
+    """What is known of one (actor, session, peer); one push at a time uses it."""
 
-    logged: list[str]  # marks in the log, in its order
-    seen: list[str]  # marks of the history as it was pushed last, else the same
+    def __init__(self, logged: Sequence[str]):
+        self.logged = list(logged)  # marks in the log, in its order
+        self.seen = list(logged)  # of the history as it was pushed last
+        self.lock = threading.Lock()
 
 
 def require_support(transport: Any) -> None:

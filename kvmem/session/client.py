@@ -22,7 +22,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from kvmem.errors import say
+from kvmem.errors import NotFound, say
 from kvmem.session import actors, ids, problems
 from kvmem.session.append import Appended
 from kvmem.session.commit import Committed
@@ -196,7 +196,7 @@ class Client(_Verbs):
             call = next(verb)
             while True:
                 request = _request(self._http, self._headers, call)
-                call = verb.send(_answer(self._http.send(request)))
+                call = _told(verb, self._http.send(request))
         except StopIteration as end:
             return end.value
 
@@ -232,7 +232,7 @@ class AsyncClient(_Verbs):
             call = next(verb)
             while True:
                 request = _request(self._http, self._headers, call)
-                call = verb.send(_answer(await self._http.send(request)))
+                call = _told(verb, await self._http.send(request))
         except StopIteration as end:
             return end.value
 
@@ -311,7 +311,10 @@ def _messages(path: str, since: int) -> _Verb[tuple[Message, ...]]:
     found: list[Message] = []
     at: int | None = since
     while at is not None:
-        answer = yield _Call("GET", f"{path}/messages", query={"since": at})
+        try:
+            answer = yield _Call("GET", f"{path}/messages", query={"since": at})
+        except NotFound:  # not made yet
+            return ()
         found += map(_message, answer["messages"])
         at = answer["next"]
     return tuple(found)
@@ -324,7 +327,10 @@ def _message(fields: Mapping) -> Message:
 
 def _clock(path: str) -> _Verb[int]:
     query = {"limit": 0}
-    return (yield _Call("GET", f"{path}/messages", query=query))["clock"]
+    try:
+        return (yield _Call("GET", f"{path}/messages", query=query))["clock"]
+    except NotFound:  # not made yet
+        return 0
 
 
 def _marks(path: str, peer: str | None, since: int, actor: str | None) -> _Verb[list]:
@@ -353,15 +359,15 @@ def _request(http: Any, headers: Mapping, call: _Call) -> httpx.Request:
     )
 
 
-def _answer(response: httpx.Response) -> Any:
-    """Return an answer's JSON, or raise the error that the service told."""
+def _told(verb: _Verb, response: httpx.Response) -> _Call:
+    """Give a verb its answer, or the error of it; return what it asks next."""
     try:
         body = response.json()
     except ValueError:
         body = None
-    if not response.is_success:
-        raise problems.error_of(response.status_code, body)
-    return body
+    if response.is_success:
+        return verb.send(body)
+    return verb.throw(problems.error_of(response.status_code, body))
 
 
 def _given(**members: object) -> dict[str, object]:

@@ -73,12 +73,16 @@ def _get(call: Call) -> dict:
     since = call.count("since")
     limit = min(call.count("limit", _PAGE), _PAGE)
     session = call.session
+    clock = session.clock  # Deleted, if it was
+    if not session.exists:
+        asked, law = f"session {session.id!r}", "this user has none of that id"
+        raise errors.NotFound(errors.say(asked, law, "Append to it to make it"))
     found = session.messages(since) if limit else ()
     page = found[:limit]
     more = len(found) > len(page)
     return {
         "session": session.id,
-        "clock": session.clock,
+        "clock": clock,
         "messages": [_plain(each) for each in page],
         "next": page[-1].seq + 1 if more and page else None,
     }

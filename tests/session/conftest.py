@@ -1,0 +1,94 @@
+"""What tests of sessions share: stores, a served one, and retrievers that are told."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from kvmem.session import Hit, SessionStore
+from kvmem.session.client import Client
+from kvmem.session.keys import KeyRing
+from kvmem.session.service import Limits, create_app
+
+
+class Told:
+    """A retriever that finds what it is told to, whoever asks."""
+
+    def __init__(self, *uris: str):
+        self.hits = [Hit(uri, f"text of {uri}", 0.5) for uri in uris]
+
+    def search(self, principal, query, limit, actor, peer_scope):
+        return self.hits[:limit]
+
+
+class Served:
+    """A running service, and clients of its users."""
+
+    def __init__(self, root, url: str, store: SessionStore):
+        self.root, self.url, self.store = root, url, store
+        self._ring, self._clients = KeyRing(root), []
+
+    def key(self, account: str, user: str) -> str:
+        return self._ring.add(account, user)
+
+    def client(self, account: str, user: str, **options) -> Client:
+        client = Client(self.url, self.key(account, user), **options)
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+@contextlib.contextmanager
+def serving(app) -> Iterator[str]:
+    """Run an app on a free port of loopback; yield its address."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    config = uvicorn.Config(app, log_level="warning", lifespan="on")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    while not server.started:
+        time.sleep(0.005)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+    listener.close()
+
+
+@pytest.fixture
+def told():
+    """The class of retrievers that find what they are told to."""
+    return Told
+
+
+@pytest.fixture
+def store(tmp_path) -> Iterator[SessionStore]:
+    """An empty store under the default rules."""
+    store = SessionStore.open(tmp_path / "root")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def me(store):
+    """One user of it."""
+    return store.principal("lab", "ann")
+
+
+@pytest.fixture
+def served(tmp_path) -> Iterator[Served]:
+    """A service of an empty root, with limits that no test meets by chance."""
+    root = tmp_path / "served"
+    store = SessionStore.open(root)
+    limits = Limits(requests_per_s=10_000.0)
+    with serving(create_app(store, KeyRing(root), limits)) as url:
+        made = Served(root, url, store)
+        yield made
+        made.close()
