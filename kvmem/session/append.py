@@ -1,8 +1,8 @@
 """Append: messages become the session's, all of a batch or none.
 
 The law: what was acknowledged is on the disk. A batch with a key is stored once,
-however often it is sent: sent again it answers where it stands, and with another content
-it is a Conflict. Whatever is wrong is raised, and the log is as it was.
+however often it is sent: sent again it answers where it stands, and with another
+content it is a Conflict. Whatever is wrong is raised, and the log is as it was.
 """
 
 import dataclasses

@@ -38,7 +38,7 @@ class Chains:
         return blob, fields["generation"]
 
     def fault(self, actor: str | None = None) -> str | None:
-        """Return why a chain that is there reads as none; None where nothing is wrong."""
+        """Return why a chain that is there reads as none, None where all is well."""
         try:
             _read(self._place, actor)
         except FileNotFoundError:

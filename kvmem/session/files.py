@@ -30,6 +30,15 @@ def write(io: OsIO, path: Path, data: bytes, durable: bool = True) -> None:
         io.sync_dir(path.parent)
 
 
+def make_root(io: OsIO, root: Path) -> None:
+    """Make a store's root and its missing parents, each durable in its parent."""
+    if not io.is_dir(root):
+        make_root(io, root.parent)
+        with contextlib.suppress(FileExistsError):
+            io.mkdir(root)
+        io.sync_dir(root.parent)
+
+
 def make_folder(io: OsIO, path: Path, top: Path) -> None:
     """Make `path` and its missing parents below `top`, each durable in its parent."""
     if path == top:

@@ -1,9 +1,9 @@
 """The seam: everything by which a session store touches its disk.
 
-The law: no file of a session is read, written, synced, renamed or locked but by a verb
-of `OsIO`, and every verb that changes something passes `perform`. So a test can number
-the steps, stop at any of them, fail one as a full disk would, or put a disk in memory in
-its place that forgets what was not synced.
+The law: no file of a session is read, written, synced, renamed or locked but by a
+verb of `OsIO`, and every verb that changes something passes `perform`. So a test can
+number the steps, stop at any of them, fail one as a full disk would, or put a disk in
+memory in its place that forgets what was not synced.
 
     class Full(OsIO):
         def perform(self, step, action):
@@ -153,7 +153,7 @@ class OsIO:
 
 
 class Unsynced:
-    """Another IO without its syncs: what is written survives a kill, not a power cut."""
+    """Another IO without its syncs: what is written survives a kill, no power cut."""
 
     def __init__(self, io: OsIO):
         """Stand in front of `io`."""

@@ -122,12 +122,9 @@ def dump(ledger: Ledger, identity: Identity) -> bytes:
 def recorded(
     ledger: Ledger, actor: str | None, records: Mapping[str, Record]
 ) -> Ledger:
-    """Return the ledger with newer records of an actor, the newest last."""
-    mine = dict(ledger.of(actor))
-    for uri, record in records.items():
-        if uri not in mine or mine[uri].turn <= record.turn:
-            mine.pop(uri, None)
-            mine[uri] = record
+    """Return the ledger with these records of an actor, as its last."""
+    mine = {u: r for u, r in ledger.of(actor).items() if u not in records}
+    mine.update(records)
     turn = max([ledger.updated_turn, *(r.turn for r in records.values())])
     actors = {**ledger.actors, actor: mine}
     return dataclasses.replace(ledger, actors=actors, updated_turn=turn)

@@ -138,7 +138,8 @@ def extend(log: Log, data: bytes, identity: Identity) -> Log:
                 keys[first["key"]] = Batch(first["seq"], stop, first["digest"])
             clock = advance(clock, [f["message"] for f, _ in opened])
             opened = []
-    _check_rest(pieces[at + 1 :], clock.messages, identity, 2 + len(log.lines) + at)
+    number = 2 + len(log.lines) + at
+    _check_rest(pieces[at:], clock.messages, identity, number)
     digest = xxhash.xxh3_128_digest(data[:nbytes])
     return Log(log.start, tuple(lines), clock, keys, nbytes, digest, data[nbytes:])
 
@@ -163,10 +164,17 @@ def _follows(fields: Mapping, opened: Sequence, first: int) -> bool:
 def _check_rest(
     pieces: Sequence[bytes], first: int, identity: Identity, number: int
 ) -> None:
-    """Raise CorruptPage if a later batch stands behind a line that is not right."""
-    for piece in pieces:
+    """Raise CorruptPage where right lines stand behind one that is not.
+
+    A write that was cut off is a beginning of what it should be. A power cut may leave
+    holes in it, which read as zeros and stay within its batch.
+    """
+    is_hole = b"\0" in pieces[0]
+    for piece in pieces[1:]:
         fields = unseal(piece)
-        if fields is not None and fields["seq"] - fields["k"] != first:
+        if fields is not None and not (
+            is_hole and fields["seq"] - fields["k"] == first
+        ):
             raise _damaged(identity, number, "it is damaged, and right lines follow it")
 
 

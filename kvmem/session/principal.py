@@ -16,7 +16,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvmem.errors import Denied, say
+from kvmem.errors import Denied, NotFound, say
 from kvmem.session import actors, capture, forget, ids, place, recall
 from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.identity import Identity
@@ -88,7 +88,7 @@ class Principal:
             Busy, CorruptPage: a session could not be cleaned; forget it again.
         """
         actor = self.actor_of(actor)
-        texts = frozenset(item.text for item in self.items.list(uri, actor=actor))
+        texts = frozenset(item.text for item in self._items_at(uri, actor))
         found = self.items.delete(uri, actor=actor)
         memory = forget.Memory(uri, texts)
         for id in self.sessions():
@@ -129,6 +129,13 @@ class Principal:
     def actor(self) -> str | None:
         """Return the actor of a call made now; see `actor_of`."""
         return self.actor_of()
+
+    def _items_at(self, uri: str, actor: str | None) -> list[Item]:
+        """Return the item at a uri, if there is one, and those below it."""
+        found = list(self.items.list(uri, actor=actor))
+        with contextlib.suppress(NotFound):
+            found.append(self.items.get(uri, actor=actor))
+        return found
 
     def acting_as(self, name: str | None) -> contextlib.AbstractContextManager:
         """Open a scope in which this user's calls are made for an actor."""

@@ -32,7 +32,7 @@ from kvmem.session.state import State
 
 Status = Literal["off", "new", "ok", "reset", "write_failed", "unavailable", "replayed"]
 Mark = Literal["return", "append"]
-# Which tier of a hit is given: "uri", "abstract", "overview", "full"; None: not this one.
+# Which tier of a hit is given: "uri", "abstract", "overview", "full"; None: it is not.
 RenderFn = Callable[[Hit], str | None]
 SearchFn = Callable[[int], Sequence[Hit]]  # how many are wanted -> hits, best first
 _logger = logging.getLogger("kvmem.session")
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Recall:
-    """What a recall answers; pass it to `append(carries=[...])` if a message holds it."""
+    """What a recall answers; `append(carries=[...])` takes it if a message holds it."""
 
     id: str
     entries: tuple[Entry, ...]

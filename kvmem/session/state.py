@@ -5,13 +5,13 @@ so in its own line, so the ledger's file may lag behind such servings or be lost
 are read from the lines again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvmem.errors import FormatMismatch
 from kvmem.session import files, ledger, log, meta
 from kvmem.session.ledger import Ledger
-from kvmem.session.lines import Clock, Log
+from kvmem.session.lines import Clock, Line, Log
 from kvmem.session.place import LEDGER, Place
 
 BAD = ".recall_log.bad-"
@@ -53,16 +53,19 @@ def read(place: Place) -> State:
     return State(found, with_carried(kept, found.lines), clock, has_ledger, is_bad)
 
 
-def with_carried(kept: Ledger, lines) -> Ledger:
-    """Return the ledger with the servings that lines of the log carry."""
+def with_carried(kept: Ledger, lines: Sequence[Line]) -> Ledger:
+    """Return the ledger with the servings that lines of the log carry and it lacks."""
     for line in lines:
         for each in line.stored.get("carries", ()):
-            records = {
+            mine = kept.of(each["actor"])
+            newer = {
                 uri: record
                 for uri, fields in each["records"].items()
                 if (record := ledger.record_from(fields)) is not None
+                and (uri not in mine or mine[uri].turn < record.turn)
             }
-            kept = ledger.recorded(kept, each["actor"], records)
+            if newer:
+                kept = ledger.recorded(kept, each["actor"], newer)
     return kept
 
 
@@ -72,8 +75,3 @@ def write_ledger(place: Place, state: State, new: Ledger) -> None:
         aside = place.file(log.next_name(place, BAD))
         place.io.replace(place.file(LEDGER), aside)
     files.write(place.io, place.file(LEDGER), ledger.dump(new, place.identity))
-
-
-def carried_by(line_stored: Mapping, rid: str) -> bool:
-    """Say whether a stored message carries a recall."""
-    return any(each["id"] == rid for each in line_stored.get("carries", ()))

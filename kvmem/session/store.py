@@ -87,7 +87,9 @@ class SessionStore:
         io = io if durability == "full" else Unsynced(io)
         if retriever is None:
             retriever = items.Retriever()
-        return cls(Path(root).absolute(), named(rules), io, retriever, wait_s, durability)
+        return cls(
+            Path(root).absolute(), named(rules), io, retriever, wait_s, durability
+        )
 
     def principal(
         self, account: str, user: str, require_actor: bool = False

@@ -1,10 +1,17 @@
-"""What tests of sessions share: stores, a served one, and retrievers that are told."""
+"""What tests of sessions share: stores, a served one, and retrievers that are told.
+
+The interpreter of vectors and the disk in memory are files beside this one.
+"""
 
 import contextlib
+import importlib.util
+import itertools
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -92,3 +99,52 @@ def served(tmp_path) -> Iterator[Served]:
         made = Served(root, url, store)
         yield made
         made.close()
+
+
+def _load(name: str):
+    """Return a module that stands beside this file."""
+    full_name = f"kvmem_tests_session_{name}"
+    if full_name not in sys.modules:
+        path = Path(__file__).with_name(f"{name}.py")
+        spec = importlib.util.spec_from_file_location(full_name, path)
+        sys.modules[full_name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[full_name]
+
+
+@pytest.fixture(scope="session")
+def interpreter():
+    """Return the module that runs vectors from their data."""
+    return _load("interpreter")
+
+
+@pytest.fixture(scope="session")
+def memory_disk():
+    """Return the module of the disk that knows what was synced."""
+    return _load("memory_disk")
+
+
+@pytest.fixture
+def make_world(tmp_path, interpreter):
+    """Make worlds of the vectors, each in a root of its own."""
+    numbers = itertools.count()
+
+    def make(rules: str = "kvmem", io=None):
+        return interpreter.World(tmp_path / f"root{next(numbers)}", rules, io)
+
+    return make
+
+
+@pytest.fixture
+def open_store(tmp_path):
+    """Open the one root of this test, again and again."""
+
+    def open_store(**more) -> SessionStore:
+        return SessionStore.open(tmp_path / "root", **more)
+
+    return open_store
+
+
+@pytest.fixture
+def ann(open_store):
+    return open_store().principal("lab", "ann")
