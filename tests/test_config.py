@@ -1,5 +1,6 @@
 """A config becomes groups and a budget, with no device and no weights."""
 
+import dataclasses
 import gc
 import pathlib
 
@@ -301,7 +302,6 @@ def test_an_engine_loads_its_model_in_the_dtype_that_was_planned(
     [
         (["model.kv_dtype=float8_e4m3fn"], {}, "values in float8_e4m3fn: attention "),
         ([], {"torch_dtype": "float8_e5m2"}, "weights in float8_e5m2"),
-        (["topology.dcp=2"], {}, "topology.dcp = 2: this version plans token shards"),
         (
             ["serve.max_length=8193"],
             {},
@@ -325,13 +325,21 @@ def test_what_is_planned_and_not_run_is_refused_before_weights_and_devices(
 def test_all_that_is_not_run_is_refused_at_once(llama_config):
     made = make(
         llama_config(),
-        *("pool.pages=1", "topology.dcp=2", "model.kv_dtype=float8_e5m2"),
+        *("pool.pages=1", "model.kv_dtype=float8_e5m2"),
         *("serve.max_length=9000", f"draft.source={llama_config('d')}"),
     )
     with pytest.raises(errors.IncompatiblePlan) as refused:
         made.engine()
-    for said in ("draft.source", "topology.dcp", "float8_e5m2", "9000", "8192"):
+    for said in ("draft.source", "float8_e5m2", "9000", "8192"):
         assert said in str(refused.value)
+
+
+def test_an_interleave_that_cuts_a_page_is_refused_by_plan_and_engine(llama_config):
+    made = make(llama_config(), "pool.pages=4", "topology.dcp=2")
+    made = dataclasses.replace(made, topology=Topology(dcp=2, interleave=3))
+    for ask in (made.budget, made.engine):
+        with pytest.raises(errors.IncompatiblePlan, match="Use interleave 1, 2, 4, 8"):
+            ask()
 
 
 def test_a_draft_is_planned_and_not_run(llama_config):

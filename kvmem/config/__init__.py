@@ -232,14 +232,6 @@ class Config:
                     "leave [draft] out",
                 )
             )
-        if self.topology.dcp > 1:
-            faults.append(
-                (
-                    f"topology.dcp = {self.topology.dcp}",
-                    "this version plans token shards and does not run them",
-                    "set topology.dcp to 1",
-                )
-            )
         if cached not in floats:
             law = f"attention reads pages of {', '.join(floats)}"
             cure = f"set model.kv_dtype to {floats[1]}"

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvmem import canonical, transfer
 from kvmem import pool as pools
-from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.geometry import LifecycleGroup, Spread, Topology
 from kvmem.serve.request import Sequence
 from kvmem.serve.step import envelopes
 
@@ -47,6 +47,8 @@ class GroupRecords:
         self.groups = tuple(groups)
         self._plans = [canonical.plan(group, topology, order) for group in groups]
         self._cuts = envelopes(groups, topology, order)
+        rows = [(Spread.of(group, topology), group) for group in groups]
+        self._page_tokens = [s.virtual(group).page_size for s, group in rows]
         self._ledger = ledger
 
     def tokens(
@@ -110,18 +112,22 @@ class GroupRecords:
                 continue
             first = 0
             if group.lifecycle.kind == "window":
-                first = held.firsts[number] * group.page_size
+                first = held.firsts[number] * self._page_tokens[number]
             end = max(first, sequence.num_computed)
             found[group.name] = self.tokens(pool, number, vpages, first, end)
         return found
 
     def _table(self, group: int, vpages: Pages) -> np.ndarray:
-        """Return physical pages by their place in the text, 0 where none is held."""
-        table = np.zeros(max(vpages, default=-1) + 1, np.int64)
+        """Return physical pages by their place in the text, 0 where none is held.
+
+        Those of a virtual page in parts follow each other.
+        """
+        extent = self._ledger.groups[group].extent
+        table = np.zeros((max(vpages, default=-1) + 1, extent), np.int64)
         if vpages:
-            ids = self._ledger.translate(group, list(vpages.values()))
+            ids = self._ledger.translate_parts(group, list(vpages.values()))
             table[list(vpages)] = ids
-        return table
+        return table.reshape(-1)
 
     def _parts(self, group: int, vpage: int) -> np.ndarray:
         return self._ledger.translate_parts(group, [vpage])[0]

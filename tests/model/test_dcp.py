@@ -7,10 +7,8 @@ tests/geometry/test_dcp.py's; here whole decoders run.
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType
 
 from kvmem import mesh as meshes
-from kvmem.errors import IncompatiblePlan
 from kvmem.geometry import Spread, Topology, envelope, group_layers
 from kvmem.model import parallel
 from kvmem.model.decoder import Decoder

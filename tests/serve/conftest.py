@@ -142,6 +142,8 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
 
     def make(
         tp=1,
+        dcp=1,
+        interleave=1,
         pages=64,
         page_size=4,
         order="head_major",
@@ -150,12 +152,13 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
         store=None,
         certified=False,
         executor="auto",
+        draft=None,
         **serve,
     ):
         model = tiny_model(kv_heads)
         layers = model.spec.layer_specs(kv_dtype)
         (group,) = geometry.group_layers(layers, page_size)
-        topology = Topology(tp)
+        topology = Topology(tp, dcp, interleave)
         nbytes = geometry.envelope.build(group, topology, 0, order).nbytes
         solved = budget.solve(
             (group,), topology, [budget.limit("memory", pages * nbytes)], order=order
@@ -173,6 +176,7 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
             poison=True,
             checked=True,
             certified=certified,
+            draft=draft,
             executor=executor,
         )
 
@@ -239,13 +243,24 @@ def hybrid_engine(hybrid_model, shared_steps, monkeypatch, request):
     if not request.node.get_closest_marker("own_steps"):
         monkeypatch.setattr(loops, "Stepper", shared_steps)
 
-    def make(kind, tp=1, pages=None, page_size=4, executor="auto", store=None, **serve):
+    def make(
+        kind,
+        tp=1,
+        pages=None,
+        page_size=4,
+        executor="auto",
+        store=None,
+        dcp=1,
+        interleave=1,
+        draft=None,
+        **serve,
+    ):
         model = hybrid_model(kind)
         layers = model.spec.layer_specs("float32")
         groups = geometry.group_layers(layers, page_size)
         config = {"max_batch": 4, "max_length": 96, "prefill_chunk": 16}
         config |= {"batches": (4,), "chunks": (16,), "widths": (96,), **serve}
-        topology = Topology(tp)
+        topology = Topology(tp, dcp, interleave)
         pages = pages or (36 if kind == "state" else 44)  # few, and of one size
         solved = budget.solve(
             groups,
@@ -265,6 +280,7 @@ def hybrid_engine(hybrid_model, shared_steps, monkeypatch, request):
             store=store,
             poison=True,
             checked=True,
+            draft=draft,
             executor=executor,
         )
 
