@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from kvmem.errors import ConfigError, Conflict, KVMemError, say
-from kvmem.session import cooldown, ids, ledger, materialise, state, tombstone
+from kvmem.session import cooldown, ids, ledger, materialise, state, tombstone, views
 from kvmem.session.cooldown import Cooldown
 from kvmem.session.ledger import Ledger, Record, Request
 from kvmem.session.place import Place
@@ -99,9 +99,7 @@ def ask(
     served: Callable[[Sequence[Entry]], bool] | None = None,
 ) -> Ask:
     """Return a recall's arguments, checked, or raise ConfigError or InvalidId."""
-    if peer_scope not in ("actor", "all"):
-        law = 'it is "actor" or "all"'
-        raise ConfigError(say(f"peer_scope={peer_scope!r}", law, "Pass one of them"))
+    peer_scope = views.checked_scope(peer_scope)
     if mark not in ("return", "append"):
         law = 'a recall counts as served at its "return" or at an "append"'
         raise ConfigError(say(f"mark={mark!r}", law, "Pass one of them"))
@@ -359,7 +357,12 @@ def _noted(
 
 
 def searcher(retriever: Retriever, principal, asked: Ask) -> SearchFn:
-    """Return the search of one recall."""
-    return lambda limit: retriever.search(
-        principal, asked.query, limit, asked.actor, asked.peer_scope
-    )
+    """Return the search of one recall; what its scope does not cover is dropped."""
+
+    def search(limit: int) -> Sequence[Hit]:
+        hits = retriever.search(
+            principal, asked.query, limit, asked.actor, asked.peer_scope
+        )
+        return [h for h in hits if views.covers(h.uri, asked.actor, asked.peer_scope)]
+
+    return search
