@@ -10,6 +10,7 @@ a step reads every page of its table, and reading is what a decode step mostly d
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvmem import errors, settings
@@ -102,39 +103,66 @@ class ServeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Buckets:
-    """Declared sizes, ascending; `pages` are table widths."""
+    """Declared sizes, ascending; `pages` are table widths.
+
+    `drafted` tokens of each row may be verified in one step, 0 where nobody drafts;
+    `features` says that steps answer with the hidden rows of all their tokens too.
+    """
 
     batches: tuple[int, ...]
     chunks: tuple[int, ...]
     pages: tuple[int, ...]
     page_size: int
+    drafted: int = 0
+    features: bool = False
 
     def decode(self, rows: int, length: int) -> Bucket:
         """Return the bucket of one new token for `rows` sequences up to `length`."""
-        return Bucket(_at_least(self.batches, rows), 1, self._width(length))
+        return self._bucket(_at_least(self.batches, rows), 1, self._width(length))
 
     def prefill(self, tokens: int, length: int) -> Bucket:
         """Return the bucket of a chunk of `tokens` that ends at `length`.
 
         A chunk of one token is what a decode step of one row computes.
         """
-        return Bucket(1, _at_least(self.chunks, tokens), self._width(length))
+        return self._bucket(1, _at_least(self.chunks, tokens), self._width(length))
+
+    def verify(self, rows: int, length: int) -> Bucket:
+        """Return the bucket of the drafted tokens of `rows` sequences, and one of each
+        sequence's own, up to `length`; with logits for all of them."""
+        rows, tokens = _at_least(self.batches, rows), self.drafted + 1
+        return self._bucket(rows, tokens, self._width(length), tokens)
+
+    def choices(self, count: int) -> int:
+        """Return the rows that a sampler is compiled for, no fewer than `count`."""
+        sizes = self.batches
+        if self.drafted:
+            sizes = sorted({*sizes, *(rows * (self.drafted + 1) for rows in sizes)})
+        return _at_least(sizes, count)
 
     def all(self) -> tuple[Bucket, ...]:
         """Return every declared bucket once: batches and chunks, at each width."""
-        shapes = [(rows, 1) for rows in self.batches]
-        shapes += [(1, tokens) for tokens in self.chunks]
+        shapes = [(rows, 1, 1) for rows in self.batches]
+        shapes += [(1, tokens, 1) for tokens in self.chunks]
+        if self.drafted:
+            asked = self.drafted + 1
+            shapes += [(rows, asked, asked) for rows in self.batches]
         return tuple(
-            Bucket(rows, tokens, pages)
-            for rows, tokens in dict.fromkeys(shapes)
+            self._bucket(rows, tokens, pages, logits)
+            for rows, tokens, logits in dict.fromkeys(shapes)
             for pages in self.pages
         )
+
+    def _bucket(self, rows: int, tokens: int, pages: int, logits: int = 1) -> Bucket:
+        return Bucket(rows, tokens, pages, logits, tokens if self.features else 0)
 
     def _width(self, length: int) -> int:
         return _at_least(self.pages, -(-length // self.page_size))
 
 
-def declare(config: ServeConfig, page_size: int) -> Buckets:
+def declare(
+    config: ServeConfig, page_size: int, drafted: int = 0, features: bool = False
+) -> Buckets:
     """Return the buckets of an engine, defaults filled in."""
     batches = config.batches or (1, config.max_batch // 2, config.max_batch)
     chunks = config.chunks or [config.prefill_chunk >> n for n in range(4)]
@@ -145,6 +173,8 @@ def declare(config: ServeConfig, page_size: int) -> Buckets:
         chunks=tuple(sorted({size for size in chunks if size})),
         pages=tuple(sorted(pages)),
         page_size=page_size,
+        drafted=drafted,
+        features=features,
     )
 
 
@@ -157,7 +187,7 @@ def _widths(max_length: int) -> tuple[int, ...]:
     return tuple(widths)
 
 
-def _at_least(sizes: tuple[int, ...], wanted: int) -> int:
+def _at_least(sizes: Sequence[int], wanted: int) -> int:
     for size in sizes:
         if size >= wanted:
             return size

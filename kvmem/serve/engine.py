@@ -28,6 +28,7 @@ from kvmem.model.loaded import LoadedModel
 from kvmem.serve import sampler
 from kvmem.serve.blending import Blender
 from kvmem.serve.buckets import Bucket, ServeConfig
+from kvmem.serve.draft.protocol import Draft
 from kvmem.serve.guard import Guard
 from kvmem.serve.identity import PLAIN, Identity
 from kvmem.serve.loop import Loop
@@ -63,6 +64,8 @@ class Engine(Loop):
         blend: reuse registered texts at any place of a prompt; None: at none.
         manager: which manager divided the budget, and why; None: as it is divided.
         rebalance: when the shares of groups follow the texts that came.
+        draft: who proposes tokens that the model then verifies several at a time;
+            None: nobody. See `kvmem.serve.draft`.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Engine(Loop):
         blend: BlendConfig | None = None,
         manager: Selection | None = None,
         rebalance: Knobs | None = None,
+        draft: Draft | None = None,
     ):
         super().__init__(
             model,
@@ -98,6 +102,7 @@ class Engine(Loop):
             blend=blend,
             manager=manager,
             rebalance=rebalance,
+            draft=draft,
         )
         self._guard = Guard()
 
@@ -360,6 +365,7 @@ class Engine(Loop):
             evicted_pages=self.table.num_evicted,
             weights_epoch=self.scheduler.weights_epoch,
             manager=self.balance.stats(self.table),
+            drafting=None if self.verifier is None else self.verifier.counts.stats(),
         )
 
     def take_output(self, request_id: int) -> Output:
@@ -405,9 +411,10 @@ class Engine(Loop):
         for bucket in self.buckets.all() if buckets is None else buckets:
             batch = self.stepper.pack((), bucket)
             with self._guard("warm_up"):
-                self.pool, logits = self.stepper(self.pool, batch)
+                self.pool, logits, *_ = self.stepper(self.pool, batch)
                 sampler.greedy(logits).block_until_ready()
-        return sum(self.stepper.num_traces.values()) - before
+        drafting = 0 if self.verifier is None else self.verifier.proposer.warm_up()
+        return sum(self.stepper.num_traces.values()) - before + drafting
 
     def _prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):

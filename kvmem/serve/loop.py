@@ -7,30 +7,38 @@ cached, or held by a sequence that is still going.
 """
 
 import jax
+import numpy as np
 
 from kvmem import canonical, errors, prefix, transfer
 from kvmem import pool as pools
 from kvmem.blend import BlendConfig
 from kvmem.budget import Budget
-from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.geometry import LifecycleGroup, Spread, Topology
 from kvmem.manage import Knobs, Selection
 from kvmem.model import attention
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import balance, choose, compile_cache
 from kvmem.serve.blending import Blender
 from kvmem.serve.buckets import ServeConfig, declare
+from kvmem.serve.choose import Choice
+from kvmem.serve.draft.protocol import Draft
+from kvmem.serve.draft.verifier import Settled, Verifier, run_of
+from kvmem.serve.draft.wipe import Wiper
 from kvmem.serve.group_recall import GroupRecall
 from kvmem.serve.group_records import GroupRecords
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.recall import Recall, Records
-from kvmem.serve.request import Delta, Sequence
+from kvmem.serve.request import Delta, Sequence, TokenLogprobs
 from kvmem.serve.requests import Requests
-from kvmem.serve.scheduler import Scheduler, Work
+from kvmem.serve.scheduler import Scheduler
 from kvmem.serve.stats import Counts
-from kvmem.serve.step import Stepper
+from kvmem.serve.step import Stepper, envelopes
+from kvmem.serve.work import Row, Work
 from kvmem.store import PartedStore, RecordStore
 
 __all__ = ["Loop"]
+
+_Chosen = tuple[np.integer, TokenLogprobs | None]
 
 
 class Loop:
@@ -56,8 +64,11 @@ class Loop:
         blend: BlendConfig | None,
         manager: Selection | None,
         rebalance: Knobs | None,
+        draft: Draft | None,
     ):
-        _require_records(groups, store, certified, config)
+        virtual = tuple(Spread.of(group, topology).virtual(group) for group in groups)
+        page_tokens = virtual[0].page_size  # of a virtual page, in every group
+        _require_records(virtual, store, certified, config)
         if config.compile_cache:
             compile_cache.enable()
         self.model = model
@@ -65,7 +76,9 @@ class Loop:
         self.budget = budget
         self.config = config
         self.groups = groups
-        self.buckets = declare(config, groups[0].page_size)
+        self.topology, self.order = topology, order
+        self.executor, self.poison = executor, poison
+        self.buckets = declare(config, page_tokens)
         self.stepper = Stepper(model, groups, topology, order, executor)
         self.pool = pools.from_budget(
             budget, topology, poison=poison, sharding=self.stepper.page_sharding
@@ -73,7 +86,7 @@ class Loop:
         sizes = [(books.num_vpages, books.extent) for books in self.pool.groups]
         ledger = pools.Ledger(self.pool.num_pages, *zip(*sizes, strict=True))
         policy = prefix.policy.NAMED[config.eviction]()
-        cache = prefix.PrefixCache(groups[0].page_size, policy)
+        cache = prefix.PrefixCache(page_tokens, policy)
         lives = [group.lifecycle for group in groups]
         self.balance = balance.of(
             groups, topology, order, budget, config, manager, rebalance
@@ -102,10 +115,27 @@ class Loop:
         self.blender = None
         if blend is not None:
             self.blender = Blender(blend, self.stepper, topology, order, ledger)
+        self.verifier = None if draft is None else self._start(draft)
         self._checked = checked
         self._counts = Counts()
         self._eos = frozenset(self.tokenizer.eos_ids)
         self._requests = Requests()
+
+    def _start(self, draft: Draft) -> Verifier:
+        """Start a draft on what is built so far, and let it into every step."""
+        proposer = draft.start(self)
+        self.buckets = declare(
+            self.config,
+            self.table.page_size,
+            proposer.num_drafted,
+            proposer.wants_features,
+        )
+        self.scheduler.draft = proposer
+        self.scheduler.headroom = proposer.num_drafted
+        pages = envelopes(self.groups, self.topology, self.order)
+        spreads = [Spread.of(group, self.topology) for group in self.groups]
+        wiper = Wiper(pages, spreads, self.topology, self.config.max_batch)
+        return Verifier(proposer, self.scheduler, wiper)
 
     def _turn(self) -> list[Delta]:
         """Run one prefill chunk or one decode batch; return the tokens it gave."""
@@ -117,12 +147,9 @@ class Loop:
         if work is None:
             self._require_progress()
             return []
-        logits = self._run(work)
-        ready = self.scheduler.advance(work)
-        rows = [row.sequence for row in work.rows]
-        choosing = [(s, rows.index(s)) for s in ready]
-        choosing += [(twin, at) for s, at in choosing for twin in self._fork(s)]
-        deltas = self._choose(logits, choosing) if choosing else []
+        if self.verifier is not None:
+            work = self.verifier.widen(work)
+        deltas = self._take(work, self._run(work))
         if not self.scheduler.has_work:
             self.balance.settle(self.table.room, holding=0)
         self._check()
@@ -161,16 +188,74 @@ class Loop:
             sequence.recomputed_tokens = blended.num_recomputed
 
     def _run(self, work: Work) -> jax.Array:
-        """Compute the rows of `work`; return logits, one row a bucket row."""
+        """Compute the rows of `work`; return logits, one row a bucket row; of drafted
+        work as many places a row as a step verifies, the row's own the last."""
         self.pool = self.table.apply(self.pool)
-        longest = max(row.start + row.count for row in work.rows)
         if work.kind == "prefill":
-            bucket = self.buckets.prefill(work.rows[0].count, longest)
+            bucket = self.buckets.prefill(work.rows[0].count, work.end)
+        elif all(row.count == 1 for row in work.rows):
+            bucket = self.buckets.decode(len(work.rows), work.end)
         else:
-            bucket = self.buckets.decode(len(work.rows), longest)
-        batch = self.stepper.pack(work.rows, bucket)
-        self.pool, logits = self.stepper(self.pool, batch)
+            bucket = self.buckets.verify(len(work.rows), work.end)
+        feeds = [row.feed for row in work.rows]
+        batch = self.stepper.pack(feeds, bucket)
+        self.pool, logits, *features = self.stepper(self.pool, batch)
+        for hidden in features:
+            self.verifier.proposer.observe(feeds, hidden)
         return logits
+
+    def _take(self, work: Work, logits: jax.Array) -> list[Delta]:
+        """Take the tokens that come next: of each row one, or a run of drafted ones
+        that stand and the one behind them."""
+        places = logits.shape[1] if logits.ndim == 3 else 1
+        last = {row.sequence: (at + 1) * places - 1 for at, row in enumerate(work.rows)}
+        plain = tuple(row for row in work.rows if not row.drafts)
+        if self.verifier is not None and work.kind == "decode":
+            self.verifier.counts.plain_steps(len(plain))
+        ready = self.scheduler.advance(Work(work.kind, plain))
+        choosing = [Choice(s, last[s]) for s in ready]
+        choosing += [Choice(t, at) for s, at, _ in choosing for t in self._fork(s)]
+        own = len(choosing)
+        drafted = [row for row in work.rows if row.drafts]
+        choosing += [
+            Choice(row.sequence, last[row.sequence] + 1 - row.count + ahead, ahead)
+            for row in drafted
+            for ahead in range(row.count)
+        ]
+        if not choosing:
+            return []
+        found = choose.next_tokens(
+            logits, choosing, self.buckets.choices(len(choosing)), bool(drafted)
+        )
+        chosen = list(zip(*found, strict=True))
+        deltas = []
+        for choice, token in zip(choosing[:own], chosen, strict=False):
+            deltas += self._emit(choice.sequence, [token])
+            self._conclude_if_ended(choice.sequence)
+        return deltas + self._verify(drafted, chosen[own:])
+
+    def _verify(self, drafted: list[Row], chosen: list[_Chosen]) -> list[Delta]:
+        """Emit the runs of drafted rows; leave nothing of the tokens that do not stand.
+
+        Args:
+            drafted: rows with drafts.
+            chosen: the token of every place of theirs, row by row.
+        """
+        deltas, settled, at = [], [], 0
+        for row in drafted:
+            mine = chosen[at : at + row.count]
+            run = run_of(row.drafts, [token for token, _ in mine])
+            emitted = self._emit(row.sequence, mine[:run])
+            settled.append(Settled(row, len(emitted)))
+            deltas, at = deltas + emitted, at + row.count
+        if settled:
+            if (again := self.verifier.again(settled)) is not None:
+                self._run(again)
+            self.verifier.settle(settled)
+            self.pool = self.verifier.wipe(self.table.apply(self.pool))
+        for row in drafted:
+            self._conclude_if_ended(row.sequence)
+        return deltas
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
         """Start the other samples of a prompt that has just been computed."""
@@ -185,17 +270,18 @@ class Loop:
         self._requests.add_samples(twins)
         return [twin for twin in twins if twin.vpages]
 
-    def _choose(
-        self, logits: jax.Array, choosing: list[tuple[Sequence, int]]
-    ) -> list[Delta]:
-        """Take the next token of each sequence from its row of logits."""
-        tokens, logprobs = choose.next_tokens(logits, choosing, self.buckets)
+    def _emit(self, sequence: Sequence, chosen: list[_Chosen]) -> list[Delta]:
+        """Take tokens in one after the other, up to one that ends the sequence."""
         deltas = []
-        for (sequence, _), token, probs in zip(choosing, tokens, logprobs, strict=True):
+        for token, probs in chosen:
             deltas.append(sequence.accept(int(token), self._eos, probs))
             if sequence.finish_reason:
-                self._finish(sequence)
+                break
         return deltas
+
+    def _conclude_if_ended(self, sequence: Sequence) -> None:
+        if sequence.finish_reason:
+            self._finish(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
         """Keep a finished sequence's records, give its pages back, and conclude."""
@@ -236,6 +322,7 @@ class Loop:
             *pools.check(self.pool),
             *self.table.ledger.differences(self.pool),
             *self.scheduler.objections(),
+            *(self.verifier.proposer.objections() if self.verifier else ()),
         )
         if broken:
             raise errors.CorruptPage(

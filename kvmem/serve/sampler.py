@@ -23,6 +23,7 @@ __all__ = [
     "RowKey",
     "Rows",
     "greedy",
+    "has_nan",
     "log_probabilities",
     "pack_rows",
     "probabilities",
@@ -66,7 +67,10 @@ def pack_rows(rows: Sequence[RowKey], width: int) -> Rows:
 
 
 def take_rows(logits: jax.Array, rows: np.ndarray, width: int) -> jax.Array:
-    """Return f32[width, V]: the named rows of f32[S, V], then repeats of the first."""
+    """Return f32[width, V]: the named rows of f32[..., V], then repeats of the first.
+
+    Rows are counted through all axes but the last.
+    """
     padded = np.zeros(width, np.int32)
     padded[: len(rows)] = rows
     return _take_rows(logits, padded)
@@ -74,8 +78,14 @@ def take_rows(logits: jax.Array, rows: np.ndarray, width: int) -> jax.Array:
 
 @jax.jit
 def greedy(logits: jax.Array) -> jax.Array:
-    """Return i32[S], the most likely token of each row of f32[S, V]."""
+    """Return i32[...], the most likely token of each row of f32[..., V]."""
     return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+@jax.jit
+def has_nan(logits: jax.Array) -> jax.Array:
+    """Return bool[...]: which rows of f32[..., V] hold NaN."""
+    return jnp.isnan(logits.max(axis=-1))
 
 
 @jax.jit
@@ -125,7 +135,8 @@ def log_probabilities(
 
 @jax.jit
 def _take_rows(logits: jax.Array, rows: jax.Array) -> jax.Array:
-    return jnp.take(logits, rows, axis=0, mode="clip")
+    flat = logits.reshape(-1, logits.shape[-1])
+    return jnp.take(flat, rows, axis=0, mode="clip")
 
 
 def _sample_row(logits: jax.Array, row: Rows) -> jax.Array:

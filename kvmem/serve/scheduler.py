@@ -3,8 +3,10 @@
 A pure host object over a `PageTable`; it never touches a device. Laws: a request that
 can never fit is refused when it arrives; an admitted sequence has pages for every token
 it already knows (of a window, for those of its next step); when pages run short, the
-newest sequence gives all of its own back and waits, so the oldest always goes on;
-whatever ends, its pages return exactly once.
+newest sequence gives all of its own back and waits, so the oldest always goes on; one
+that was sent back twice begins again only when another has ended; whatever ends, its
+pages return exactly once. Where a draft keeps memory of its own, a sequence begins with
+both or not at all.
 Looking for a waiting sequence's prefix changes nothing and evicts nothing; and only
 tokens that are computed, accepted, and all of one epoch of weights are published.
 
@@ -20,37 +22,34 @@ has parted before: there a snapshot is taken, and others may go on from it.
 """
 
 from collections import deque
-from typing import NamedTuple
+from typing import Protocol
 
 from kvmem import errors
 from kvmem.prefix import Hit
+from kvmem.serve.draft import room
 from kvmem.serve.holding import Holding
 from kvmem.serve.page_table import Cleared, PageTable
 from kvmem.serve.request import Sequence
+from kvmem.serve.work import Admission, Row, Work
 
-__all__ = ["Admission", "Row", "Scheduler", "Work"]
+__all__ = ["Partner", "Scheduler"]
 
-
-class Row(NamedTuple):
-    """Compute tokens [start, start + count) of one sequence."""
-
-    sequence: Sequence
-    start: int
-    count: int
+_MAX_RETRACTED = 2  # times that a sequence is sent back before another ends
 
 
-class Work(NamedTuple):
-    """One step: a "prefill" chunk of one sequence, or a "decode" of several."""
+class Partner(Protocol):
+    """Who else keeps memory of the sequences that run: a draft."""
 
-    kind: str
-    rows: tuple[Row, ...]
+    def begin(self, sequence: Sequence, may_wait: bool) -> bool:
+        """Make room for a sequence; say whether it may run.
 
+        Args:
+            sequence: with its tokens known.
+            may_wait: whether others run, that may give pages back.
+        """
 
-class Admission(NamedTuple):
-    """A sequence that begins to run, for the first time or again."""
-
-    sequence: Sequence
-    is_first: bool
+    def forget(self, sequence: Sequence) -> None:
+        """Give back what is kept of a sequence, if anything is."""
 
 
 class Scheduler:
@@ -64,12 +63,16 @@ class Scheduler:
         prefill_chunk: int,
         max_length: int,
         prefix_cache: bool = True,
+        draft: Partner | None = None,
+        headroom: int = 0,
     ):
         self.table = table
         self.prefix_cache = prefix_cache
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
         self.max_length = max_length
+        self.draft = draft
+        self.headroom = headroom  # drafted tokens that a step may add
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preempted = 0
@@ -103,6 +106,8 @@ class Scheduler:
         admitted = []
         while self.waiting and self._has_rows_for(self.waiting[0]):
             sequence = self.waiting[0]
+            if sequence.num_retracted >= _MAX_RETRACTED and self.running:
+                break
             is_first = not sequence.was_admitted
             if not self._give_pages(sequence):
                 break
@@ -139,26 +144,27 @@ class Scheduler:
         that gives pages of a window back offers them before, so that a text that ends
         in the middle of a page finds what the page's first token reads.
         """
-        ready = []
-        has_states, drops_pages = self.table.has_states, self.table.drops_pages
-        is_prefill = work.kind == "prefill"
-        for sequence, _, count in work.rows:
-            sequence.num_computed += count
-            is_ready = sequence.num_left == 0
-            if has_states and self._snapshot(sequence):
-                pass  # published with it
-            elif is_ready and (is_prefill or not sequence.output_ids):
-                self.publish(sequence)
-            elif drops_pages and (is_prefill or self._is_at_page(sequence)):
-                self.publish(sequence)
-            if drops_pages:
-                self.table.trim(sequence.held, sequence.num_computed)
-            if is_ready:
-                ready.append(sequence)
-        return ready
+        for row in work.rows:
+            self._pass(row.sequence, row.count, work.kind == "prefill")
+        return [row.sequence for row in work.rows if row.sequence.num_left == 0]
 
-    def _is_at_page(self, sequence: Sequence) -> bool:
-        return sequence.num_computed % self.table.page_size == 0
+    def take(self, sequence: Sequence, count: int) -> None:
+        """Count `count` more tokens as computed: its own one and drafted ones that
+        were accepted, and are part of its text already."""
+        self._pass(sequence, count, is_prefill=False)
+
+    def _pass(self, sequence: Sequence, count: int, is_prefill: bool) -> None:
+        before, size = sequence.num_computed, self.table.page_size
+        sequence.num_computed = now = before + count
+        is_ready = not is_prefill or sequence.num_left == 0
+        if self.table.has_states and self._snapshot(sequence, is_ready):
+            pass  # published with it
+        elif is_ready and (is_prefill or not sequence.output_ids):
+            self.publish(sequence)
+        elif self.table.drops_pages and (is_prefill or now // size > before // size):
+            self.publish(sequence)
+        if self.table.drops_pages:
+            self.table.trim(sequence.held, now)
 
     def publish(self, sequence: Sequence) -> None:
         """Offer a sequence's computed whole pages to later requests."""
@@ -173,6 +179,9 @@ class Scheduler:
         is in the prefix cache.
         """
         held = self.table.fork(sequence.held, sequence.num_computed)
+        if held is not None and not self._draft_begins(twin):
+            self.table.give_back(held)
+            held = None
         if held is None:
             self._forget_pages(twin)
             self.waiting.appendleft(twin)
@@ -203,6 +212,8 @@ class Scheduler:
         if sequence.held is not None:
             self.table.give_back(sequence.held)
         self._forget_pages(sequence)
+        for other in (*self.waiting, *self.running):
+            other.num_retracted = 0
 
     def reset(self, weights_epoch: int) -> Cleared:
         """Forget every cached page; what is computed from now on is of this epoch.
@@ -281,6 +292,8 @@ class Scheduler:
     def _give_pages(self, sequence: Sequence) -> bool:
         """Share the cached prefix and hand out the rest; all or nothing."""
         hit = self._look_up(sequence)
+        if self.headroom and self.running and not self._has_headroom(sequence, hit):
+            return False
         held = self._begin(sequence, hit)
         if held is None and hit.vpages and not self.running:
             # Alone, it may do without the snapshot that it would begin from.
@@ -288,11 +301,23 @@ class Scheduler:
             held = self._begin(sequence, hit)
         if held is None:
             return False
+        if not self._draft_begins(sequence):
+            self.table.give_back(held)
+            return False
         sequence.held = held
         sequence.num_computed = hit.num_tokens
         sequence.stops = self._stops(len(sequence.tokens), hit)
         sequence.found(hit.num_tokens, hit.reason)
         return True
+
+    def _has_headroom(self, sequence: Sequence, hit: Hit) -> bool:
+        """Say whether its first step of drafted tokens would find its pages too."""
+        length = min(len(sequence.tokens) + self.headroom, sequence.max_length - 1)
+        length = max(length, len(sequence.tokens))
+        return room.can_begin(self.table, hit, length, self.prefill_chunk)
+
+    def _draft_begins(self, sequence: Sequence) -> bool:
+        return self.draft is None or self.draft.begin(sequence, bool(self.running))
 
     def _begin(self, sequence: Sequence, hit: Hit) -> Holding | None:
         tokens, identity = sequence.tokens, sequence.identity
@@ -318,7 +343,7 @@ class Scheduler:
         stops = (stop - start for stop in sequence.stops if stop > start)
         return min([count, *stops])
 
-    def _snapshot(self, sequence: Sequence) -> bool:
+    def _snapshot(self, sequence: Sequence, is_ready: bool) -> bool:
         """Take a snapshot of the states of a sequence that stands where one is due.
 
         That is at its stops, and while it decodes at each whole page, where the one
@@ -328,7 +353,7 @@ class Scheduler:
         if not self.prefix_cache or sequence.is_mixed or length % self.table.page_size:
             return False
         is_stop = length in sequence.stops
-        if not is_stop and sequence.num_left:
+        if not is_stop and not is_ready:
             return False
         computed = sequence.tokens[:length]
         identity = sequence.identity
@@ -354,9 +379,12 @@ class Scheduler:
         self.table.give_back(sequence.held)
         self._forget_pages(sequence)
         self.waiting.appendleft(sequence)
+        sequence.num_retracted += 1
         self.num_preempted += 1
 
     def _forget_pages(self, sequence: Sequence) -> None:
+        if self.draft is not None:
+            self.draft.forget(sequence)
         sequence.held = None
         sequence.stops = ()
         sequence.num_computed = 0

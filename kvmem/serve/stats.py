@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvmem.serve.balance import ManagerStats
+from kvmem.serve.draft.counts import DraftStats
 from kvmem.serve.page_table import Accounts
 from kvmem.serve.request import Sequence
 
@@ -42,6 +43,7 @@ class EngineStats:
     evicted_pages: int
     weights_epoch: int
     manager: ManagerStats  # which divides the pool, why, and what each group holds
+    drafting: DraftStats | None  # None where nobody drafts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ law: rows that a batch does not use have no tokens and null tables, so they writ
 nothing.
 
     stepper = Stepper(model, groups, topology, order)
-    batch = stepper.pack(rows, bucket)
+    batch = stepper.pack([row.feed for row in work.rows], bucket)
     pool, logits = stepper(pool, batch)        # donates the pool; f32[S, V]
 
 A bucket of several logits gives f32[S, n, V], those of each row's last n new tokens;
@@ -26,13 +26,13 @@ import numpy as np
 from kvmem import errors, mesh
 from kvmem import pool as pools
 from kvmem.budget import members
-from kvmem.geometry import Envelope, LifecycleGroup, Topology
+from kvmem.geometry import Envelope, LifecycleGroup, Spread, Topology
 from kvmem.model import parallel
 from kvmem.model.loaded import LoadedModel
 from kvmem.pool import dispatch
 from kvmem.pool.table import GroupTable
 from kvmem.serve.buckets import Bucket
-from kvmem.serve.scheduler import Row
+from kvmem.serve.work import Feed
 
 __all__ = ["EXECUTORS", "Batch", "Stepper", "envelopes", "step"]
 
@@ -54,7 +54,11 @@ class Batch:
 
 
 def step(
-    ranks: parallel.StepFn, pool: pools.Pool, weights: parallel.Weights, batch: Batch
+    ranks: parallel.StepFn,
+    pool: pools.Pool,
+    weights: parallel.Weights,
+    batch: Batch,
+    first: int = 0,
 ) -> tuple[pools.Pool, ...]:
     """Compute a batch; donate `pool` where you jit.
 
@@ -63,15 +67,16 @@ def step(
         pool: pages and books; only bytes of the batch's own slots change.
         weights: of all ranks.
         batch: tables in virtual pages.
+        first: the pool's group of the first table.
 
     Returns:
         The pool, and the logits of each row's last new tokens; then their features, if
         the bucket asks for any.
     """
     tables = tuple(
-        _physical(pool, group, table, batch.starts * 0 if first is None else first)
-        for group, (table, first) in enumerate(
-            zip(batch.tables, batch.firsts, strict=True)
+        _physical(pool, group, table, batch.starts * 0 if ordinal is None else ordinal)
+        for group, (table, ordinal) in enumerate(
+            zip(batch.tables, batch.firsts, strict=True), start=first
         )
     )
     pages, *answers = ranks(
@@ -88,11 +93,12 @@ def step(
 
 
 def _physical(pool: pools.Pool, group: int, table: jax.Array, first: jax.Array):
-    """Return the pages of a group; of a state, the parts of its one page a row."""
-    if pool.groups[group].extent == 1:
+    """Return the pages of a group; of virtual pages in parts, all of these in order."""
+    extent = pool.groups[group].extent
+    if extent == 1:
         return GroupTable(pools.translate(pool, group, table), first)
     parts = pools.translate_parts(pool, group, table)
-    return GroupTable(parts.reshape(table.shape[0], -1), first)
+    return GroupTable(parts.reshape(table.shape[0], -1), first * extent)
 
 
 class Stepper:
@@ -100,6 +106,7 @@ class Stepper:
 
     Args:
         groups: its lifecycle groups, which share the pages of one pool.
+        first: where they begin among the groups of the pool and of every holding.
         executor: "auto" runs one rank plainly and several on a mesh of as many devices;
             "vmap" runs them on one device, slowly (for tests).
     """
@@ -111,6 +118,7 @@ class Stepper:
         topology: Topology,
         order: str,
         executor: str = "auto",
+        first: int = 0,
     ):
         if executor not in EXECUTORS:
             raise errors.ConfigError(
@@ -127,9 +135,12 @@ class Stepper:
             model.spec, model.params, topology, self.mesh, model.dtype
         )
         self.num_traces: collections.Counter[Bucket] = collections.Counter()
-        self.groups = groups
-        self._page_size = groups[0].page_size
-        ranks = parallel.make_step(envelopes(groups, topology, order), self.mesh)
+        self.groups, self._first = groups, first
+        spreads = tuple(Spread.of(group, topology) for group in groups)
+        rows = zip(spreads, groups, strict=True)
+        self._virtual = tuple(spread.virtual(group) for spread, group in rows)
+        pages = envelopes(groups, topology, order)
+        ranks = parallel.make_step(pages, self.mesh, spreads)
         self._jitted = jax.jit(functools.partial(self._count, ranks), donate_argnums=0)
 
     @property
@@ -145,31 +156,34 @@ class Stepper:
         """Lower the step of one bucket, to look at what would run."""
         return self._jitted.lower(pool, self.weights, batch)
 
-    def pack(self, rows: Sequence[Row], bucket: Bucket) -> Batch:
-        """Pad rows of work to a bucket; unused rows have no tokens and null tables."""
+    def pack(self, feeds: Sequence[Feed], bucket: Bucket) -> Batch:
+        """Pad what rows feed to a bucket; unused rows have no tokens and null
+        tables."""
         tokens = np.zeros((bucket.rows, bucket.tokens), np.int32)
         starts = np.zeros(bucket.rows, np.int32)
         num_new = np.zeros(bucket.rows, np.int32)
-        widths = [bucket.width(group) for group in self.groups]
+        widths = [bucket.width(group) for group in self._virtual]
+        page_tokens = self._virtual[0].page_size
         tables = tuple(np.full((bucket.rows, n), _NULL, np.int32) for n in widths)
         firsts = tuple(
             np.zeros(bucket.rows, np.int32) if _is_windowed(group) else None
             for group in self.groups
         )
-        for at, (sequence, start, count) in enumerate(rows):
-            tokens[at, :count] = sequence.tokens[start : start + count]
-            starts[at], num_new[at] = start, count
-            for group, table in enumerate(tables):
-                held = sequence.held
-                vpages = held.within(group, -(-(start + count) // self._page_size))
+        for at, feed in enumerate(feeds):
+            count, held = len(feed.tokens), feed.held
+            tokens[at, :count] = feed.tokens
+            starts[at], num_new[at] = feed.start, count
+            for own, table in enumerate(tables):
+                group = self._first + own
+                vpages = held.within(group, -(-feed.end // page_tokens))
                 table[at, : len(vpages)] = vpages
-                if firsts[group] is not None:
-                    firsts[group][at] = held.firsts[group]
+                if firsts[own] is not None:
+                    firsts[own][at] = held.firsts[group]
         return Batch(tokens, starts, num_new, tables, firsts, bucket)
 
     def _count(self, ranks, pool, weights, batch):
         self.num_traces[batch.bucket] += 1
-        return step(ranks, pool, weights, batch)
+        return step(ranks, pool, weights, batch, self._first)
 
 
 def envelopes(

@@ -1,0 +1,157 @@
+"""The protocol of drafts: who proposes tokens, and what they are told of the outcome.
+
+A draft's facts are frozen (`Draft`); started on an engine they become a `Proposer`,
+which holds whatever it remembers of the sequences that run. In the order of a turn:
+
+    begin(sequence, may_wait)     admission, together with the target: both or neither
+    propose(sequences, most)      tokens that may come next, some or none of each
+    observe(feeds, features)      hidden rows of what the target has just read, if asked
+    accepted(sequence, count)     how many of the proposed tokens stand
+    forget(sequence)              it has ended, or was sent back to wait
+
+The law: a proposal is a guess. Whatever a proposer says, an engine emits the tokens
+that it would emit without one, only sooner. What a proposer cannot tell (no memory left
+for a sequence, numbers that are none) it leaves out, and says why in `faults`.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as ListLike
+from typing import NamedTuple, Protocol
+
+import jax
+
+from kvmem import pool as pools
+from kvmem.geometry import LifecycleGroup, Term, Topology
+from kvmem.model.loaded import LoadedModel
+from kvmem.serve.buckets import Buckets, ServeConfig
+from kvmem.serve.page_table import PageTable
+from kvmem.serve.request import Sequence
+from kvmem.serve.step import Stepper
+from kvmem.serve.work import Feed
+
+__all__ = ["Draft", "Forgetful", "Proposal", "Proposer", "Target"]
+
+
+class Proposal(NamedTuple):
+    """Tokens that may come next, for each sequence that was asked about.
+
+    `probs` f32[S, k, V] are what each token was drawn from; None: they were named
+    without chance. `faults` say of rows why they have no tokens, where that is wrong:
+    numbers that are none, memory that is lacking.
+    """
+
+    tokens: tuple[tuple[int, ...], ...]
+    probs: jax.Array | None = None
+    faults: Mapping[int, str] = {}
+
+
+class Target(Protocol):
+    """What a draft sees of its engine.
+
+    The pool is the engine's own: who passes it to a donating call puts the answer back,
+    after `pool = table.apply(pool)`. `groups` are the target's; those of a draft that
+    shares the pool stand behind them in `table` and in every holding.
+    """
+
+    model: LoadedModel
+    groups: tuple[LifecycleGroup, ...]
+    topology: Topology
+    order: str
+    config: ServeConfig
+    buckets: Buckets
+    stepper: Stepper
+    table: PageTable
+    pool: pools.Pool
+    executor: str
+    poison: bool
+
+
+class Proposer(Protocol):
+    """Who drafts for one engine.
+
+    `num_drafted` is the most that it proposes for a sequence; `wants_features` asks for
+    hidden rows of every token that the target reads.
+    """
+
+    num_drafted: int
+    wants_features: bool
+
+    def begin(self, sequence: Sequence, may_wait: bool) -> bool:
+        """Make room for a sequence that is about to run; say whether it may.
+
+        Args:
+            sequence: with its tokens known; its target has found its pages.
+            may_wait: whether others run whose end could bring room. If none does, the
+                answer is yes, and a sequence without room is served without drafts.
+        """
+
+    def propose(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
+        """Propose up to `most[i]` >= 1 tokens behind all those known of each."""
+
+    def observe(self, feeds: ListLike[Feed], features: jax.Array) -> None:
+        """See the hidden rows of what the target has just read, drafted tokens too.
+
+        Args:
+            feeds: what each row of the step read.
+            features: f32[rows, n, D] rows before the last norm, of the last n tokens
+                fed of each: a row with c of them has them in its last c places.
+        """
+
+    def accepted(self, sequence: Sequence, count: int) -> None:
+        """Learn that `count` proposed tokens stand; they and the one that follows are
+        in the sequence's tokens now."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Give back what is kept of a sequence, if anything is."""
+
+    def warm_up(self) -> int:
+        """Compile what `propose` will run; return how many programs were traced."""
+
+    def objections(self) -> tuple[str, ...]:
+        """Return the laws of its own memory that do not hold, () when sound."""
+
+    def claims(self) -> tuple[Term, ...]:
+        """Return what it claims of a rank's memory."""
+
+
+class Draft(Protocol):
+    """Facts of a draft: frozen, hashable where its model is not part of them."""
+
+    def start(self, target: Target) -> Proposer:
+        """Return a proposer for one engine.
+
+        Raises:
+            IncompatiblePlan: a target that it cannot draft for.
+        """
+
+
+class Forgetful:
+    """A proposer that remembers nothing of a sequence, to be built on."""
+
+    num_drafted: int
+    wants_features = False
+
+    def begin(self, sequence: Sequence, may_wait: bool) -> bool:
+        """Let it run: it needs no room."""
+        return True
+
+    def observe(self, feeds: ListLike[Feed], features: jax.Array) -> None:
+        """Look away."""
+
+    def accepted(self, sequence: Sequence, count: int) -> None:
+        """Look away: the sequence's tokens say it all."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget nothing, for nothing is kept."""
+
+    def warm_up(self) -> int:
+        """Compile nothing."""
+        return 0
+
+    def objections(self) -> tuple[str, ...]:
+        """Object to nothing: it has no memory of its own."""
+        return ()
+
+    def claims(self) -> tuple[Term, ...]:
+        """Claim nothing."""
+        return ()

@@ -1,0 +1,156 @@
+"""Verification: drafted tokens beside the work of a step, and what follows of it.
+
+A decode step is widened by what the proposer proposes; the target computes all of it at
+once and chooses a token for each place. The law: drafted tokens stand as far as each
+equals the choice before it, so what is emitted is what plain steps would emit; and when
+a step is settled, pages, states and counts are those that the emitted tokens alone
+would have left.
+
+    work = verifier.widen(work)               # rows of 1 to k + 1 tokens
+    again = verifier.again(settled)           # tokens to be read into states again
+    verifier.settle(settled)                  # books; then, on the device:
+    pool = verifier.wipe(pool)
+"""
+
+from collections.abc import Sequence as ListLike
+from typing import NamedTuple
+
+from kvmem import pool as pools
+from kvmem.serve.draft import room
+from kvmem.serve.draft.counts import DraftCounts
+from kvmem.serve.draft.protocol import Proposer
+from kvmem.serve.draft.wipe import Wiper
+from kvmem.serve.request import Sequence
+from kvmem.serve.scheduler import Scheduler
+from kvmem.serve.work import Row, Work
+
+__all__ = ["Settled", "Verifier", "run_of"]
+
+
+class Settled(NamedTuple):
+    """A drafted row, and how many tokens it gave, which are its sequence's by now."""
+
+    row: Row
+    num_emitted: int
+
+
+class Verifier:
+    """One proposer on one engine.
+
+    Args:
+        proposer: who drafts.
+        scheduler: whose sequences; its table's pages take the drafted rows.
+        wiper: zeroes what rejected rows wrote.
+    """
+
+    def __init__(self, proposer: Proposer, scheduler: Scheduler, wiper: Wiper):
+        self.proposer = proposer
+        self.counts = DraftCounts()
+        self._scheduler, self._table, self._wiper = scheduler, scheduler.table, wiper
+        self._before: dict[Sequence, dict[int, int]] = {}  # states before the step
+        self._dirty: list[tuple[int, int, int]] = []  # group, vpage, slots that stay
+
+    def widen(self, work: Work) -> Work:
+        """Put proposed tokens behind the rows of a decode step, where there is room."""
+        if work.kind != "decode":
+            return work
+        most = [self._most(row.sequence) for row in work.rows]
+        asking = [at for at, count in enumerate(most) if count]
+        if not asking:
+            return work
+        proposal = self.proposer.propose(
+            [work.rows[at].sequence for at in asking], [most[at] for at in asking]
+        )
+        for reason in proposal.faults.values():
+            self.counts.fault(reason)
+        rows = list(work.rows)
+        for at, tokens in zip(asking, proposal.tokens, strict=True):
+            rows[at] = self._widened(rows[at], tokens[: most[at]])
+        return Work(work.kind, tuple(rows))
+
+    def again(self, settled: ListLike[Settled]) -> Work | None:
+        """Go back to the states before the step where drafted tokens were rejected.
+
+        Returns:
+            The accepted tokens, to be read into those states again; None: nothing.
+        """
+        rows = []
+        for row, num_emitted in settled:
+            before = self._before.pop(row.sequence, {})
+            is_whole = num_emitted == row.count
+            room.join(self._table, row.sequence.held, before, is_kept=is_whole)
+            if before and not is_whole:
+                rows.append(Row(row.sequence, row.start, num_emitted))
+        return Work("decode", tuple(rows)) if rows else None
+
+    def settle(self, settled: ListLike[Settled]) -> None:
+        """Count what was emitted, and give back the pages without an accepted token."""
+        for row, num_emitted in settled:
+            sequence = row.sequence
+            self.counts.step(len(row.drafts), num_emitted)
+            self._scheduler.take(sequence, num_emitted)
+            self._cut(sequence.held, sequence.num_computed, row.start + row.count)
+            self.proposer.accepted(sequence, num_emitted - 1)
+
+    def wipe(self, pool: pools.Pool) -> pools.Pool:
+        """Donates `pool`. Zero what the rejected rows of settled steps wrote."""
+        dirty, self._dirty = self._dirty, []
+        for group in sorted({group for group, _, _ in dirty}):
+            vpages = [vpage for of, vpage, _ in dirty if of == group]
+            kept = [slots for of, _, slots in dirty if of == group]
+            pool = self._wiper(pool, group, vpages, kept)
+        return pool
+
+    def _most(self, sequence: Sequence) -> int:
+        """Return how many drafted tokens could stand behind a sequence's own.
+
+        None behind the first token of a text, which its samples part from; none that
+        would be the last, for that is never fed; and where states are kept for reuse,
+        none beyond the end of the page, where the next is due.
+        """
+        if not sequence.output_ids:
+            return 0
+        left = sequence.max_length - len(sequence.tokens) - 1
+        most = min(self.proposer.num_drafted, left)
+        if self._table.has_states and self._scheduler.prefix_cache:
+            most = min(most, -len(sequence.tokens) % self._table.page_size)
+        return max(0, most)
+
+    def _widened(self, row: Row, tokens: tuple[int, ...]) -> Row:
+        """Return the row with as many of the tokens as find room."""
+        sequence, length = row.sequence, len(row.sequence.tokens)
+        held = sequence.held
+        count = room.widen(self._table, held, length, len(tokens))
+        if count and self._table.has_states:
+            before = room.part(self._table, held)
+            if before is None:
+                room.cut(self._table, held, length)
+                count = 0
+            else:
+                self._before[sequence] = before
+        return row._replace(count=row.count + count, drafts=tuple(tokens[:count]))
+
+    def _cut(self, held, length: int, written: int) -> None:
+        """Give back whole pages of rejected rows; note the one that holds others."""
+        room.cut(self._table, held, length)
+        kept = length % self._table.page_size
+        if written == length or not kept:
+            return
+        for group, life in enumerate(self._table.lives):
+            if life.kind != "state":
+                last = held.within(group, self._table.needs.pages_for(length))[-1]
+                self._dirty.append((group, last, kept))
+
+
+def run_of(drafts: ListLike[int], chosen: ListLike[int]) -> int:
+    """Return how many of the chosen tokens are emitted: those that confirm a drafted
+    one, and the one behind them.
+
+    Args:
+        drafts: k drafted tokens.
+        chosen: k + 1 tokens, each the choice behind the drafted ones before it.
+    """
+    for at, (drafted, token) in enumerate(zip(drafts, chosen[:-1], strict=True)):
+        if drafted != token:
+            return at + 1
+    return len(chosen)
