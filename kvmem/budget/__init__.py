@@ -30,7 +30,7 @@ from kvmem.budget.limits import (
 from kvmem.budget.pages import Budget, GroupPages, Padding, PoolPages
 from kvmem.budget.shared import SubPool, shared_bytes
 from kvmem.budget.solver import MAX_PAGES, solve
-from kvmem.budget.split import split_affine, token_bound
+from kvmem.budget.split import Part, division, split_affine, token_bound
 
 __all__ = [
     "MAX_PAGES",
@@ -39,9 +39,11 @@ __all__ = [
     "GroupPages",
     "Limit",
     "Padding",
+    "Part",
     "PoolPages",
     "SubPool",
     "device_limit",
+    "division",
     "fraction_limit",
     "host_term",
     "limit",

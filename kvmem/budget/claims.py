@@ -72,16 +72,27 @@ def host_term(
     Raises:
         IncompatiblePlan: pools and tier together ask for more than the machine has.
     """
-    ranks, pools = topology.ranks, solved.used_nbytes * topology.ranks
-    if machine_nbytes is not None and pools + nbytes > machine_nbytes:
-        raise errors.IncompatiblePlan(
-            errors.say(
-                f"a host tier of {nbytes:,} B for {ranks} ranks together",
-                f"with pools of {solved.used_nbytes:,} x {ranks} = {pools:,} B that is "
-                f"{pools + nbytes:,} B, more than the {machine_nbytes:,} B of this "
-                "machine",
-                f"Give the tier at most {max(0, machine_nbytes - pools):,} B, or the "
-                "pools less",
-            )
-        )
+    if machine_nbytes is not None:
+        asked = _on_machine(solved, topology)
+        most = machine_nbytes - sum(claim.nbytes for claim in asked)
+        gives = f"at most {max(0, most):,} B"
+        tier = Claim("host tier", "store", nbytes, gives)
+        require_room("this machine's memory", machine_nbytes, [*asked, tier])
+    ranks = topology.ranks
     return Term("host tier", "store", 0, fixed_bytes=-(-nbytes // ranks))
+
+
+def _on_machine(solved: Budget, topology: Topology) -> list[Claim]:
+    """Return what the pools of all ranks claim of the one machine that holds them."""
+    ranks, draft = topology.ranks, solved.draft_pages * solved.draft_page_nbytes
+    of = f" on {ranks} ranks" if ranks > 1 else ""
+    rows = [
+        ("pools", "target", sum(pool.nbytes for pool in solved.pools), "fewer pages"),
+        ("draft pools", "draft", draft, "fewer pages"),
+        ("workspaces", "engine", solved.fixed_nbytes, ""),
+    ]
+    return [
+        Claim(name + of, owner, nbytes * ranks, gives)
+        for name, owner, nbytes, gives in rows
+        if nbytes
+    ]

@@ -13,12 +13,25 @@ After TensorRT-LLM's split between a target and a separate draft cache (PR #1218
 #12855, #13130: without one, each took the whole).
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from kvmem import errors
+from kvmem.budget.pages import Budget
 from kvmem.geometry import Term
 
-__all__ = ["split_affine", "token_bound"]
+__all__ = ["Part", "division", "split_affine", "token_bound"]
+
+
+class Part(NamedTuple):
+    """What one owner may take of a rank's pools: bytes, and the rows they keep.
+
+    A row is one of the target's pool; `rows` is None where the owner's cost does not
+    grow with them.
+    """
+
+    owner: str
+    nbytes: int
+    rows: int | None
 
 
 def split_affine(
@@ -59,6 +72,37 @@ def split_affine(
         )
     taken = fixed[1] + int(left * draft.bytes_per_token // slopes)
     return nbytes - taken, taken
+
+
+def division(solved: Budget) -> tuple[Part, ...]:
+    """Return how target and draft divide a rank's smallest limit, () without a draft.
+
+    What others are owed before the first page (workspaces) comes off the whole.
+
+    Raises:
+        OutOfPages: as of `split_affine`.
+    """
+    owners = {"target": [], "draft": []}
+    for term in solved.terms:
+        owners.get(term.owner, []).append(term)
+    if not owners["draft"]:
+        return ()
+    target, draft = (
+        Term(
+            owner,
+            owner,
+            sum(term.bytes_per_token for term in terms),
+            sum(term.fixed_bytes for term in terms),
+        )
+        for owner, terms in owners.items()
+    )
+    others = sum(term.fixed_bytes for term in solved.terms)
+    others -= target.fixed_bytes + draft.fixed_bytes
+    parts = split_affine(solved.pool_nbytes - others, target, draft)
+    return tuple(
+        Part(term.owner, nbytes, token_bound(nbytes, term))
+        for term, nbytes in zip((target, draft), parts, strict=True)
+    )
 
 
 def token_bound(nbytes: int, term: Term) -> int | None:

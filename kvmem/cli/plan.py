@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from kvmem import config, console, errors
+from kvmem import budget, config, console, errors
 from kvmem.budget import Budget
 from kvmem.cli import plan_tables
 from kvmem.cli.plan_tables import number
@@ -150,6 +150,7 @@ def _as_json(
         for name in ("groups", "pools", "terms", "limits", "host_terms", "paddings")
     }
     values = {name: getattr(solved, name) if solved else None for name in numbers}
+    rows["division"] = [p._asdict() for p in budget.division(solved)] if solved else []
     return rows | values | {"violations": list(violations)} | facts
 
 
@@ -171,8 +172,8 @@ def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
         f"count DCP inside TP: TP={topology.ranks}, DCP={topology.dcp})"
     )
     plan_tables.show(console.out(), solved)
-    if len(solved.groups) > 1:
-        print(f"manager: {facts['manager']['name']}: {facts['manager']['reason']}")
+    chosen = plan.manager()
+    print(f"manager: {chosen.name} ({chosen.provenance}): {chosen.reason}")
     for term in solved.host_terms:
         print(
             f"{term.name}: {plan.store.host_memory:,} B of the machine's memory in "

@@ -7,8 +7,8 @@ worked out here that the budget does not give.
 from collections.abc import Sequence
 from fractions import Fraction
 
-from kvmem import console
-from kvmem.budget import Budget, Padding, PoolPages
+from kvmem import budget, console
+from kvmem.budget import Budget, Padding, Part, PoolPages
 
 __all__ = ["number", "show"]
 
@@ -21,6 +21,9 @@ def show(out: console.Console, solved: Budget) -> None:
     if len(solved.groups) > 1:
         _pools(out, solved)
     print(_rounding(solved))
+    parts = budget.division(solved)
+    if parts:
+        print(_division(parts))
     if solved.limiting_rank is not None:
         smallest = solved.limit
         print(
@@ -108,6 +111,16 @@ def _pools(out: console.Console, solved: Budget) -> None:
         numbers = (pool.page_nbytes, pool.pages)
         pools.add_row(str(index), names, *map(console.count, numbers), parts, ids)
     out.print(pools)
+
+
+def _division(parts: Sequence[Part]) -> str:
+    """Say what target and draft may take."""
+    said = ", ".join(
+        f"{each.owner} {each.nbytes:,} B"
+        + ("" if each.rows is None else f" for {each.rows:,} rows")
+        for each in parts
+    )
+    return f"divided, fixed costs first and the rest by what a row costs: {said}"
 
 
 def _rounding(solved: Budget) -> str:

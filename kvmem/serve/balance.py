@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from kvmem import manage
 from kvmem.budget import Budget
-from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.geometry import LifecycleGroup, Spread, Topology
 from kvmem.manage import Batch, Knobs, Manager, Member, Observed, Row, Selection
 from kvmem.serve.buckets import ServeConfig
 from kvmem.serve.page_table import PageTable
@@ -99,7 +99,10 @@ def of(
     manager = manage.as_built(selection.name, keys, pool)
     if selection.name != "grouped" or len(groups) == 1:
         return Balance(selection, manager)
-    members = manage.members_of(groups, topology, order, "unified")
+    members = [
+        dataclasses.replace(each, group=_as_counted(each.group, topology))
+        for each in manage.members_of(groups, topology, order, "unified")
+    ]
     longest = Row(config.max_length - 1, config.max_length)
     shares = manage.demand.shares(members, typical=Batch((longest,)))
     return Balance(selection, manager.with_shares(shares), members, knobs or Knobs())
@@ -201,6 +204,11 @@ class Balance:
             rebalanced=self.num_rebalanced,
             groups=groups,
         )
+
+
+def _as_counted(group: LifecycleGroup, topology: Topology) -> LifecycleGroup:
+    """Return a group with the tokens of a page as tables count them, on all ranks."""
+    return Spread.of(group, topology).virtual(group)
 
 
 def _as_divided(budget: Budget) -> Selection:

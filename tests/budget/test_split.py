@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmem import budget, errors
-from kvmem.geometry import Term
+from kvmem.geometry import LayerSpec, Term, Topology, group_layers
 
 GIB = 1 << 30
 
@@ -82,3 +82,47 @@ def test_each_owner_can_hold_the_tokens_that_the_whole_holds(whole, slopes, fixe
         assert part >= term.fixed_bytes
         # rounding may take one byte of the draft's last token
         assert part + 1 >= term.at(tokens)
+
+
+@pytest.fixture(scope="module")
+def layers():
+    def make(count, heads=8, start=0, window=None):
+        row = dict(kv_heads=heads, head_dim=64, dtype="bfloat16", window=window)
+        return [LayerSpec(f"l{i}", i, **row) for i in range(start, start + count)]
+
+    return make
+
+
+@pytest.mark.parametrize("dcp", [1, 2])
+@pytest.mark.parametrize("workspace", [0, 5 << 20])
+def test_what_target_and_draft_may_take_is_what_their_pools_do(layers, dcp, workspace):
+    topology, whole, size = Topology(1, dcp), 64 << 20, 16
+    groups = group_layers([*layers(4), *layers(3, start=4, window=64)], size)
+    draft = group_layers(layers(2), size, domain="draft")
+    solved = budget.solve(
+        groups,
+        topology,
+        [budget.limit("memory", whole)],
+        draft=draft,
+        kind="split",
+        sequences=4,
+        max_length=512,
+        fixed=[Term("verify workspace", "engine", 0, workspace)] if workspace else [],
+    )
+    target, behind = budget.division(solved)
+    assert (target.owner, behind.owner) == ("target", "draft")
+    assert target.nbytes + behind.nbytes == whole - workspace
+    pools = sum(pool.nbytes for pool in solved.pools)
+    drafts = solved.draft_pages * solved.draft_page_nbytes
+    # what is taken is whole pages; the next row of them would not fit
+    for part, taken in ((target, pools), (behind, drafts)):
+        assert part.nbytes - solved.step_nbytes < taken <= part.nbytes + 1
+    lead = solved.groups[0]
+    rows = lead.pages * lead.page_size
+    assert all(rows <= part.rows + 1 <= rows + size + 1 for part in (target, behind))
+
+
+def test_a_plan_without_a_draft_is_not_divided(layers):
+    groups = group_layers(layers(2), 16)
+    solved = budget.solve(groups, Topology(), [budget.limit("memory", GIB)])
+    assert budget.division(solved) == ()

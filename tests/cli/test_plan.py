@@ -176,6 +176,29 @@ def test_planning_imports_no_jax(llama_config):
     assert done.returncode == 0, done.stderr
 
 
+def test_target_and_draft_divide_the_whole(llama_config, plan, capsys):
+    draft = llama_config("draft", num_hidden_layers=2)
+    argv = (llama_config(), "--memory", "1000000000", "--draft", draft)
+    target, behind = plan(*argv)["division"]
+    assert target["nbytes"] + behind["nbytes"] == 1_000_000_000
+    assert behind["nbytes"] == 1_000_000_000 * 8_192 // 139_264
+    assert target["rows"] == behind["rows"] == 1_000_000_000 // 139_264
+    assert cli.main(["plan", *argv]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"draft {behind['nbytes']:,} B for {behind['rows']:,} rows" in said
+    assert plan(llama_config(), "--memory", "1000000000")["division"] == []
+
+
+@pytest.mark.case("CFG-03")
+def test_a_plan_of_any_model_says_which_manager_and_why(llama_config, plan, capsys):
+    argv = (llama_config(), "--memory", "1GiB")
+    chosen = plan(*argv)["manager"]
+    assert cli.main(["plan", *argv]) == 0
+    said = f"manager: {chosen['name']} ({chosen['provenance']}): {chosen['reason']}"
+    assert (chosen["provenance"], chosen["is_fallback"]) == ("unset", False)
+    assert said in capsys.readouterr().out
+
+
 @pytest.mark.case("BUD-04")
 def test_a_host_tier_is_shown_as_a_total_and_a_rank(llama_config, plan, capsys):
     argv = (
@@ -190,7 +213,10 @@ def test_a_host_tier_is_shown_as_a_total_and_a_rank(llama_config, plan, capsys):
         "for each of 4 ranks"
     ) in capsys.readouterr().out
     assert cli.main(["plan", *argv, "--machine-memory", "51GiB"]) == 2
-    assert "more than the 54,760,833,024 B of this machine" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "> 54,760,833,024 B of this machine's memory" in said
+    assert "B of pools on 4 ranks (target) + 53,687,091,200 B of host tier" in said
+    assert "host tier can shrink: at most 50," in said
 
 
 @pytest.fixture

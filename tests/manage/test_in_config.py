@@ -88,7 +88,8 @@ def test_the_setting_is_read_from_a_file(tmp_path):
 def test_a_plan_says_which_manager_and_why(repo_root, capsys):
     path = str(repo_root / "configs" / "models" / "gpt_oss_tiny.toml")
     assert cli.main(["plan", path]) == 0
-    assert "manager: grouped: " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "manager: grouped (unset): " in said and "prefers it" in said
     assert cli.main(["plan", path, "--manager", "static_split", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["manager"]["name"] == "static_split"
