@@ -1,4 +1,4 @@
-"""Whole pages inside one pool: filled, moved or copied, on all ranks at once.
+"""Whole pages inside one pool: filled or moved, on all ranks at once.
 
 The law: each touches the pages it is told and no others, in place, at a cost that does
 not know the size of the pool. A page id is only ever an index along the page axis, so
@@ -6,15 +6,15 @@ nothing here wraps, however many bytes the pool has.
 
 Pages are filled one by one in a loop, not by a scatter of zeros: XLA's CPU scatter
 builds the zeros first and reaches a tenth of memset (1.6 against 21 GB/s at 256 KiB).
-`move` takes one page after the other and holds one at a time; `copy` reads every source
-before the first write, so its lists may overlap, and may name null.
+`move` takes one page after the other and holds one at a time, so no page of its lists
+is in both; lists that overlap are `pallas_kernels.move_pages`'.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["copy", "fill", "move", "zero"]
+__all__ = ["fill", "move", "zero"]
 
 
 def zero(pages: jax.Array, stack: jax.Array, start: jax.Array, count: jax.Array):
@@ -55,28 +55,3 @@ def move(
         return lax.dynamic_update_slice_in_dim(pages, row, destinations[i], axis=1)
 
     return lax.fori_loop(0, count, place, pages)
-
-
-def copy(pages: jax.Array, sources: jax.Array, destinations: jax.Array) -> jax.Array:
-    """Return `pages` with page `destinations[i]` holding what `sources[i]` held.
-
-    To be called inside jit. A pair with an id outside [0, P) copies nothing; two pairs
-    with one destination are the caller's mistake.
-    """
-    num_pages = pages.shape[1]
-    named = _inside(sources, num_pages) & _inside(destinations, num_pages)
-    sources = jnp.where(named, sources, 0)
-    rows = pages.at[:, sources].get(mode="promise_in_bounds")
-
-    def place(i: jax.Array, pages: jax.Array) -> jax.Array:
-        page = jnp.where(named[i], destinations[i], 0)
-        row = lax.dynamic_slice_in_dim(rows, i, 1, axis=1)
-        kept = lax.dynamic_slice_in_dim(pages, page, 1, axis=1)
-        row = jnp.where(named[i], row, kept)
-        return lax.dynamic_update_slice_in_dim(pages, row, page, axis=1)
-
-    return lax.fori_loop(0, sources.shape[0], place, pages)
-
-
-def _inside(ids: jax.Array, num_pages: int) -> jax.Array:
-    return (ids >= 0) & (ids < num_pages)

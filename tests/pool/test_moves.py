@@ -1,4 +1,4 @@
-"""Page moves: sources are read before any write, null moves nothing."""
+"""Page moves: the pages that are told, and no others."""
 
 import jax
 import jax.numpy as jnp
@@ -8,35 +8,15 @@ import pytest
 from kvmem.pool import moves
 
 
-@pytest.mark.case("ALC-11")
-@pytest.mark.parametrize(
-    ("sources", "destinations"),
-    [([0, 1], [1, 0]), ([0, 1, 2], [1, 2, 3]), ([2, 1, 0], [3, 2, 1]), ([4], [0])],
-    ids=["swap", "chain", "chain backwards", "one"],
-)
-def test_copies_read_every_source_first(sources, destinations, shake):
-    before = shake(2, 5, 48)
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_move_fills_the_pages_of_its_list_and_no_other(count, shake):
+    before = shake(2, 6, 48)
+    sources, destinations = np.int32([5, 1, 4, 9]), np.int32([0, 3, 2, 9])
     expected = before.copy()
-    expected[:, destinations] = before[:, sources]
-    copy = jax.jit(moves.copy, donate_argnums=0)
-    after = copy(jnp.array(before), np.int32(sources), np.int32(destinations))
+    expected[:, destinations[:count]] = before[:, sources[:count]]
+    move = jax.jit(moves.move, donate_argnums=0)
+    after = move(jnp.array(before), sources, destinations, np.int32(count))
     assert np.array_equal(np.asarray(after), expected)
-
-
-@pytest.mark.parametrize("null", [5, -1, 99])
-def test_a_pair_with_a_null_end_copies_nothing(null, shake):
-    before = shake(2, 5, 48)
-    pairs = jnp.array([[0, null], [null, 4], [null, null]], jnp.int32)
-    after = jax.jit(moves.copy)(before, pairs[:, 0], pairs[:, 1])
-    assert np.array_equal(np.asarray(after), before)
-
-
-def test_a_null_pair_does_not_undo_a_copy_before_it(shake):
-    before = shake(1, 5, 48)
-    pairs = jnp.array([[3, 0], [5, 0], [2, 5]], jnp.int32)
-    after = np.asarray(jax.jit(moves.copy)(before, pairs[:, 0], pairs[:, 1]))
-    assert np.array_equal(after[:, 0], before[:, 3])
-    assert np.array_equal(after[:, 1:], before[:, 1:])
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 0), (1, 1), (1, 3), (0, 4)])

@@ -21,7 +21,8 @@ from kvmem.geometry import (
     kinds,
     np_dtype,
 )
-from kvmem.pool import moves, tokens, verbs
+from kvmem.pool import tokens, verbs
+from pallas_kernels import move_pages
 
 FP8 = "float8_e4m3fn"
 
@@ -271,9 +272,9 @@ def append(pages, built, ids, rows):
 
 def move(pages, built, ids, rows):
     # There and back: the second and third page swap, the pairs with null do nothing.
-    copy = jax.jit(moves.copy)
-    swapped = copy(append(pages, built, ids, rows)[None], ids, ids[::-1])
-    return copy(swapped, ids[::-1], ids)[0]
+    copy = jax.jit(move_pages.reference)
+    swapped = copy(append(pages, built, ids, rows), ids, ids[::-1])
+    return copy(swapped, ids[::-1], ids)
 
 
 def restore(pages, built, ids, rows):

@@ -42,7 +42,6 @@ _place = np.int32([0, 256, E // 256])
 PROGRAMS = {
     "zero": (moves.zero, (PAGES, IDS, COUNT, COUNT)),
     "move": (moves.move, (PAGES, IDS, IDS, COUNT)),
-    "copy": (moves.copy, (PAGES, IDS, IDS)),
     "compact": (compaction._compact, (wide_pool(),)),
     "handout": (lambda *a: verbs._handout(*a[:1], 1, a[1], 2), (wide_pool(), IDS)),
     "fork": (lambda *a: verbs._fork(a[0], 1, *a[1:]), (wide_pool(), IDS, COUNT)),
