@@ -31,7 +31,7 @@ from experiments.device_worker import Job, perform
 from experiments.harness import Check, Record, RunConfig
 from experiments.kernels_offline import compiled
 from kvmem import console, errors
-from pallas_kernels import dispatch, specs
+from pallas_kernels import dispatch, offline, specs
 
 __all__ = ["Config", "run"]
 
@@ -53,6 +53,8 @@ class Config(RunConfig):
         budget_s: operations that have not begun by then are left out, and said so.
         operation_s: seconds of one operation's process.
         seed: of the bytes.
+        environment: folder of the virtual environment that compiles; none: this one
+            where it has jax's CUDA plugin, else .venvs/cuda of make test-kernels.
     """
 
     mode: Literal["device", "interpret", "compile"] = "device"
@@ -64,13 +66,14 @@ class Config(RunConfig):
     budget_s: float = 420
     operation_s: float = 60
     seed: int = 11
+    environment: str | None = None
 
 
 def run(config: Config) -> Iterator[Record]:
     """Yield what each operation's kernel was found to be."""
     _require_known(config)
     if config.mode == "compile":
-        yield compiled(pathlib.Path(sys.executable))
+        yield compiled(_compiler(config))
         return
     if config.mode == "device":
         _require_device()
@@ -85,6 +88,14 @@ def run(config: Config) -> Iterator[Record]:
         _print(operation, found, failure)
         yield _correctness(operation, found, failure)
         yield from _measurement(operation, found, config.repetitions)
+
+
+def _compiler(config: Config) -> pathlib.Path:
+    """Return the Python that compiles; the record says by which jax it did."""
+    if config.environment is None and offline.has_plugin():
+        return pathlib.Path(sys.executable)
+    folder = pathlib.Path(config.environment or ".venvs/cuda").absolute()
+    return folder / "bin" / "python"
 
 
 def _require_known(config: Config) -> None:

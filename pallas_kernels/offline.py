@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from pallas_kernels import dispatch, ptx, specs
 
 __all__ = ["POOL_NBYTES", "Report", "compile_for", "described", "environment"]
-__all__ += ["objections", "programs", "ranked", "unavailable"]
+__all__ += ["has_plugin", "objections", "programs", "ranked", "unavailable"]
 
 # Above 2^32 words: page offsets in words need more than 32 bits, too.
 POOL_NBYTES = 32 << 30
@@ -84,15 +84,20 @@ def environment(folder: str) -> dict[str, str]:
     }
 
 
-def unavailable() -> str | None:
-    """Say why nothing can be compiled here, None when it can."""
+def has_plugin() -> bool:
+    """Answer whether this Python has jax's CUDA plugin."""
     for name in _PLUGINS:
         try:
             if importlib.util.find_spec(name) is not None:
-                break
+                return True
         except ModuleNotFoundError:
             continue
-    else:
+    return False
+
+
+def unavailable() -> str | None:
+    """Say why nothing can be compiled here, None when it can."""
+    if not has_plugin():
         return "jax's CUDA plugin is not installed here (make test-kernels brings it)"
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         return "the plugin compiles without a GPU only under JAX_PLATFORMS=cpu"
