@@ -1,8 +1,4 @@
-"""Token shards: ranks that keep different tokens of a sequence give the logits of one.
-
-vLLM PR #57260 (a group that every rank keeps was sharded by mistake) is
-tests/geometry/test_dcp.py's; here whole decoders run.
-"""
+"""Token shards: ranks that keep different tokens of a sequence give the logits of one."""
 
 import jax
 import numpy as np
