@@ -1,4 +1,4 @@
-"""Token shards: ranks that keep different tokens of a sequence give the logits of one."""
+"""Token shards: ranks that keep different tokens give the logits of one."""
 
 import jax
 import numpy as np
