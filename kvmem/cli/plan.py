@@ -1,5 +1,8 @@
 """Explain a budget: every claim, the rounding, and the limit that binds.
 
+Where a draft is planned, what each gate of drafting says of it; a plan that one of them
+refuses is printed whole, and is bad input.
+
 Reads a TOML config, or the config.json of a Hugging Face checkpoint, of models that no
 engine here runs too. No device is touched and no weights are read.
 
@@ -15,7 +18,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from kvmem import budget, config, console, errors
+from kvmem import budget, config, console, errors, speculative
 from kvmem.budget import Budget
 from kvmem.cli import plan_tables
 from kvmem.cli.plan_tables import number
@@ -96,10 +99,13 @@ def run(arguments: Arguments) -> int:
         if arguments.json:
             print(json.dumps(_as_json(None, {}, (str(error),)), indent=2))
         raise
+    broken = speculative.check(plan.spec_plan())
     if arguments.json:
-        print(json.dumps(_as_json(solved, facts, ()), indent=2))
+        said = tuple(str(each) for each in broken)
+        print(json.dumps(_as_json(solved, facts, said), indent=2))
     else:
         _show(plan, solved, facts)
+    speculative.require(plan.spec_plan())
     return console.DONE
 
 
@@ -133,6 +139,7 @@ def _facts(plan: Config) -> dict[str, Any]:
         "order": plan.pool.order,
         "manager": plan.manager()._asdict(),
         "only_planned": getattr(plan.spec, "refusal", ""),
+        "gates": plan_tables.gate_rows(plan.spec_plan()),
     }
 
 
@@ -172,6 +179,7 @@ def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
         f"count DCP inside TP: TP={topology.ranks}, DCP={topology.dcp})"
     )
     plan_tables.show(console.out(), solved)
+    plan_tables.show_gates(console.out(), plan.spec_plan(), facts["gates"])
     chosen = plan.manager()
     print(f"manager: {chosen.name} ({chosen.provenance}): {chosen.reason}")
     for term in solved.host_terms:

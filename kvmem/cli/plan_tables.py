@@ -1,4 +1,4 @@
-"""The tables of `kvmem plan`: claims, limits, groups, pools, padding and ids.
+"""The tables of `kvmem plan`: claims, limits, groups, pools, padding, ids and gates.
 
 Law: what stands in a table stands in the JSON under the same name, and no number is
 worked out here that the budget does not give.
@@ -7,10 +7,11 @@ worked out here that the budget does not give.
 from collections.abc import Sequence
 from fractions import Fraction
 
-from kvmem import budget, console
+from kvmem import budget, console, speculative
 from kvmem.budget import Budget, Padding, Part, PoolPages
+from kvmem.speculative import SpecPlan
 
-__all__ = ["number", "show"]
+__all__ = ["gate_rows", "number", "show", "show_gates"]
 
 
 def show(out: console.Console, solved: Budget) -> None:
@@ -35,6 +36,37 @@ def show(out: console.Console, solved: Budget) -> None:
     if solved.split_tokens is not None:
         print(_apart(solved))
     print(_ids(solved))
+
+
+def gate_rows(plan: SpecPlan, rules: str = "kvmem") -> list[dict[str, str]]:
+    """Return what each gate of drafting says, as JSON has it."""
+    return [
+        {
+            "gate": verdict.gate,
+            "said": verdict.said,
+            "why": "" if verdict.violation is None else verdict.violation.advice.law,
+        }
+        for verdict in speculative.verdicts(plan, rules)
+    ]
+
+
+def show_gates(
+    out: console.Console, plan: SpecPlan, rows: Sequence[dict[str, str]]
+) -> None:
+    """Print the gates that have something to say of a plan that drafts, or would."""
+    spoken = [row for row in rows if row["said"] != "silent"]
+    refused = any(row["said"] == "refused" for row in spoken)
+    if plan.algorithm is None and not refused:
+        return
+    gates = console.table("gates of drafting", "gate", "verdict", "law")
+    for row in spoken:
+        gates.add_row(row["gate"], row["said"], row["why"])
+    out.print(gates)
+    silent = len(rows) - len(spoken)
+    print(
+        f"drafting by {plan.algorithm}: {plan.num_drafted} tokens a step; "
+        f"{silent} of {len(rows)} gates of kvmem have nothing to say of this plan"
+    )
 
 
 def number(value: int | Fraction) -> int | float:
