@@ -20,6 +20,7 @@ VERBS = {
     "plan": "Explain a budget: every claim, the rounding, and the limit that binds.",
     "generate": "Continue a prompt, printing text as it comes.",
     "store": "Look at a store of token records, verify it, tidy it, export a chain.",
+    "sessions": "Serve sessions over HTTP, and make the keys of those who may ask.",
     "config": "Show the effective config, each value with its source.",
     "doctor": "Say devices, versions, and which implementations would run, and why.",
 }

@@ -4,6 +4,7 @@ The law: what was acknowledged is on the disk, so the process may be killed at a
 told to stop (SIGTERM, Ctrl-C) it ends the requests that run and takes no more.
 """
 
+import contextlib
 import pathlib
 from collections.abc import Callable
 
@@ -46,7 +47,8 @@ def serve(
         timeout_graceful_shutdown=_STOP_S,
         lifespan="on",
     )
-    _Server(config, started).run()
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, after its requests ended
+        _Server(config, started).run()
 
 
 class _Server(uvicorn.Server):
