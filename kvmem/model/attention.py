@@ -23,13 +23,14 @@ import numpy as np
 from jax import lax
 
 from kvmem.errors import IncompatiblePlan, say
-from kvmem.geometry import Envelope
+from kvmem.geometry import Envelope, Spread
 from kvmem.model import merge
 from kvmem.model.page_rows import ReadPlan, WritePlan, read_plan, write_plan
 from kvmem.pool.table import GroupTable
+from kvmem.pool.tokens import WriteFn
 
 __all__ = ["ALL", "Table", "View"]
-__all__ += ["attend", "attend_written", "read_rows", "write_rows"]
+__all__ += ["attend", "attend_written", "read_rows", "write_rows", "writer"]
 
 Table = jax.Array | GroupTable
 """Physical pages of each sequence: a group's table, or i32[S, M] from page 0 on."""
@@ -197,6 +198,16 @@ def write_rows(
     for plan, rows in zip(plans, (k, v), strict=True):
         pages = _scatter(pages, plan.granule, *_updates(plan, page, slot, rows))
     return pages
+
+
+def writer(spread: Spread) -> WriteFn:
+    """Return `write_rows` with plain tables, of sequences that lie as `spread` says."""
+
+    def write(pages, envelope, layer, k, v, table, starts, num_new):
+        table = GroupTable(table, jnp.zeros_like(starts), spread)
+        return write_rows(pages, envelope, layer, k, v, table, starts, num_new)
+
+    return write
 
 
 def read_rows(

@@ -103,8 +103,9 @@ class Loop:
         if _has_one_record(groups):
             plan = canonical.plan(groups[0], topology, order)
             if certified:
-                write, where = attention.write_rows, self.stepper.mesh
-                transfer.require_certified(plan, write, mesh=where)
+                write = attention.writer(Spread.of(groups[0], topology))
+                where, deals = self.stepper.mesh, topology.dcp > 1
+                transfer.require_certified(plan, write, mesh=where, deals=deals)
             self.records_of = Records(plan, ledger)
             if store is not None:
                 self.recall = Recall(store, self.records_of)
@@ -149,6 +150,7 @@ class Loop:
             return []
         if self.verifier is not None:
             work = self.verifier.widen(work)
+            self.pool = self.verifier.wipe(self.table.apply(self.pool))
         deltas = self._take(work, self._run(work))
         if not self.scheduler.has_work:
             self.balance.settle(self.table.room, holding=0)

@@ -34,13 +34,16 @@ def require_certified(
     *,
     mesh: Mesh | None = None,
     implementation: str = "auto",
+    deals: bool = False,
 ) -> None:
     """Do `certify`, and raise if there is any objection.
 
     Raises:
         IncompatiblePlan: every objection, each with its layer and law.
     """
-    objections = certify(plan, write, mesh=mesh, implementation=implementation)
+    objections = certify(
+        plan, write, mesh=mesh, implementation=implementation, deals=deals
+    )
     if objections:
         said = "; ".join(map(str, objections))
         raise errors.IncompatiblePlan(
@@ -58,6 +61,7 @@ def certify(
     *,
     mesh: Mesh | None = None,
     implementation: str = "auto",
+    deals: bool = False,
 ) -> tuple[Objection, ...]:
     """Return every objection to the records of what `write` writes.
 
@@ -67,21 +71,24 @@ def certify(
         mesh: where the ranks live, under `shard_map`; None: one device, under `vmap` if
             they are several.
         implementation: executor of the transfer (see `choose`).
+        deals: the write path is given every token on every rank and keeps those of the
+            rank, which it knows by the axis "dcp"; else it is given these alone.
     """
     trial.require_mesh(mesh, plan)
     group, shape = plan.group, trial.shape(plan)
     told = numbers.logical(group, shape.num_tokens)
     expected = numbers.line_up(group, told)
     observed, strays = np.zeros_like(expected), []
-    refusals = _refusals(plan, write, mesh, told)
+    path = trial.Path(plan, write, mesh, deals)
+    refusals = _refusals(path, told)
     refused = {each.layer for each in refusals}
     layers = [layer.name for layer in group.layers if layer.name not in refused]
     if not layers:
         return tuple(refusals)
-    program = trial.program(plan, write, mesh, layers)
+    program = trial.program(path, layers)
     for digit in range(numbers.num_passes(group, shape.num_tokens)):
         pages = trial.blank(plan, mesh)
-        for chunk in trial.chunks(plan, told, layers, digit, mesh):
+        for chunk in trial.chunks(path, told, layers, digit):
             pages = program(pages, *chunk)
         records, found = _through(plan, pages, mesh, implementation)
         seen = numbers.from_digits(group, records, digit)
@@ -92,26 +99,22 @@ def certify(
     return tuple(dict.fromkeys((*refusals, *judged, *strays)))
 
 
-def _refusals(
-    plan: CopyPlan, write: WriteFn, mesh: Mesh | None, told: Logical
-) -> list[Objection]:
+def _refusals(path: trial.Path, told: Logical) -> list[Objection]:
     """Ask each layer's write path for its shapes alone; a refusal is an objection."""
     found = []
-    for layer in plan.group.layers:
-        obstacle = trial.obstacle(plan, layer.name)
+    for layer in path.plan.group.layers:
+        obstacle = trial.obstacle(path.plan, layer.name)
         if obstacle is None:
-            obstacle = _fault(plan, write, mesh, told, layer.name)
+            obstacle = _fault(path, told, layer.name)
         if obstacle is not None:
             found.append(Objection("refused", layer.name, None, None, None, obstacle))
     return found
 
 
-def _fault(
-    plan: CopyPlan, write: WriteFn, mesh: Mesh | None, told: Logical, layer: str
-) -> str | None:
+def _fault(path: trial.Path, told: Logical, layer: str) -> str | None:
     """Say what a write path raises or returns in place of the pages that it took."""
-    program, pages = trial.program(plan, write, mesh, [layer]), trial.blank(plan, mesh)
-    many, one, _ = trial.chunks(plan, told, [layer], 0, mesh)
+    program, pages = trial.program(path, [layer]), trial.blank(path.plan, path.mesh)
+    many, one, _ = trial.chunks(path, told, [layer], 0)
     for chunk in (many, one):  # the last has the shapes of the first
         try:
             made = jax.eval_shape(program, pages, *chunk)

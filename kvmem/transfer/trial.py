@@ -7,8 +7,8 @@ on across position 65536, where narrow arithmetic wraps. The law: how tokens and
 are dealt to ranks is worked out here by counting, not asked of the plan that is on
 trial.
 
-    run = program(plan, write, mesh, layers)
-    for chunk in chunks(plan, numbers, layers, 0, mesh):
+    run = program(Path(plan, write, mesh), layers)
+    for chunk in chunks(path, numbers, layers, 0):
         pages = run(pages, *chunk)
 """
 
@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from kvmem import errors
 from kvmem.canonical.plan import CopyPlan
 from kvmem.geometry import Topology
+from kvmem.mesh import DCP, TP
 from kvmem.pool.tokens import WriteFn
 from kvmem.transfer import numbers
 from kvmem.transfer.arrays import Pages
@@ -32,6 +33,7 @@ from kvmem.transfer.numbers import Logical
 
 __all__ = [
     "Arrays",
+    "Path",
     "Piece",
     "Shape",
     "as_pool",
@@ -49,6 +51,18 @@ _FAR = 1 << 16  # the position, counted on one rank, that the second sequence cr
 _ROWS = 3  # of a batch; the last is of no sequence
 
 Arrays = tuple[jax.Array, ...]
+
+
+class Path(NamedTuple):
+    """What is on trial: how pages are written, and where the ranks live.
+
+    One that `deals` is given every token on every rank, and keeps those of the rank.
+    """
+
+    plan: CopyPlan
+    write: WriteFn
+    mesh: Mesh | None
+    deals: bool = False
 
 
 class Piece(NamedTuple):
@@ -139,10 +153,9 @@ def as_pool(arrays: Arrays, plan: CopyPlan) -> Pages:
     return arrays if plan.num_arrays > 1 else arrays[0]
 
 
-def program(
-    plan: CopyPlan, write: WriteFn, mesh: Mesh | None, layers: Sequence[str]
-) -> Callable[..., Arrays]:
+def program(path: Path, layers: Sequence[str]) -> Callable[..., Arrays]:
     """Return the jitted write path of some layers on all ranks. Donates its pages."""
+    plan, write, mesh, deals = path
     env = plan.envelope(0)  # as an engine does: the pages of all ranks are alike
     planes = {entry.field.layer: entry.plane.index for entry in env.entries}
 
@@ -155,6 +168,8 @@ def program(
             )
         return tuple(arrays)
 
+    if mesh is None and deals:
+        return jax.jit(_by_axes(one_rank, plan.topology.dcp), donate_argnums=0)
     if mesh is None and plan.topology.ranks > 1:
         return jax.jit(jax.vmap(one_rank), donate_argnums=0)
 
@@ -169,22 +184,34 @@ def program(
     return jax.jit(run, donate_argnums=0)
 
 
+def _by_axes(one_rank: Callable, dcp: int) -> Callable:
+    """Run all ranks on one device, under the names of both their axes."""
+    run = jax.vmap(jax.vmap(one_rank, axis_name=DCP), axis_name=TP)
+
+    def on_all(*args):
+        args = jax.tree.map(lambda a: a.reshape(-1, dcp, *a.shape[1:]), args)
+        return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), run(*args))
+
+    return on_all
+
+
 def chunks(
-    plan: CopyPlan, told: Logical, layers: Sequence[str], digit: int, mesh: Mesh | None
+    path: Path, told: Logical, layers: Sequence[str], digit: int
 ) -> Iterator[Chunk]:
     """Yield the calls that write one digit of every number, each rank's part on it.
 
     The second is a step of one token, those beside it are chunks of a text, and no step
     comes after to cover what the last one writes too much.
     """
-    for chunk in _chunks(plan, told, layers, digit):
-        if mesh is not None:
-            chunk = jax.device_put(chunk, NamedSharding(mesh, _by_rank(mesh)))
+    for chunk in _chunks(path.plan, told, layers, digit, path.deals):
+        if path.mesh is not None:
+            ranks = NamedSharding(path.mesh, _by_rank(path.mesh))
+            chunk = jax.device_put(chunk, ranks)
         yield chunk
 
 
 def _chunks(
-    plan: CopyPlan, told: Logical, layers: Sequence[str], digit: int
+    plan: CopyPlan, told: Logical, layers: Sequence[str], digit: int, deals: bool
 ) -> Iterator[Chunk]:
     ranks, (_, null_page, pieces) = plan.topology.ranks, shape(plan)
     width = max(len(piece.page_ids) for piece in pieces)
@@ -192,11 +219,12 @@ def _chunks(
     for row, piece in enumerate(pieces):
         table[:, row, : len(piece.page_ids)] = piece.page_ids
     owned = [
-        [_tokens_of(plan, rank, piece.num_tokens) for piece in pieces]
+        [_tokens_of(plan, rank, piece.num_tokens, deals) for piece in pieces]
         for rank in range(ranks)
     ]
+    page = plan.page_tokens if deals else plan.envelope(0).page_size
     lengths = np.array([[len(own) for own in each] for each in owned])
-    begins = [piece.first_page * plan.envelope(0).page_size for piece in pieces]
+    begins = [piece.first_page * page for piece in pieces]
     offsets = np.cumsum([0, *(piece.num_tokens for piece in pieces[:-1])])
     early = 2 * lengths // 3
     cuts = [lengths * 0, early, early + 1, lengths]
@@ -236,13 +264,13 @@ def _rows(plan, told, layers, digit, room, taken):
     return tuple(dealt)
 
 
-def _tokens_of(plan: CopyPlan, rank: int, num_tokens: int) -> np.ndarray:
+def _tokens_of(plan: CopyPlan, rank: int, num_tokens: int, deals: bool) -> np.ndarray:
     """Return the tokens of a rank: runs of `interleave` are dealt like cards.
 
-    A window's tokens are on every rank.
+    A window's tokens are on every rank; and a write path that deals is given all.
     """
     topology, tokens = plan.topology, np.arange(num_tokens)
-    if plan.group.lifecycle.kind == "window":
+    if deals or plan.group.lifecycle.kind == "window":
         return tokens
     runs = tokens // topology.interleave
     return np.flatnonzero(runs % topology.dcp == rank % topology.dcp)
