@@ -66,6 +66,7 @@ class Loop:
         rebalance: Knobs | None,
         draft: Draft | None,
     ):
+        own, groups = groups, (*groups, *(draft.groups if draft is not None else ()))
         virtual = tuple(Spread.of(group, topology).virtual(group) for group in groups)
         page_tokens = virtual[0].page_size  # of a virtual page, in every group
         _require_records(virtual, store, certified, config)
@@ -75,11 +76,11 @@ class Loop:
         self.tokenizer = model.tokenizer
         self.budget = budget
         self.config = config
-        self.groups = groups
+        self.groups, self.own_groups = groups, own
         self.topology, self.order = topology, order
         self.executor, self.poison = executor, poison
         self.buckets = declare(config, page_tokens)
-        self.stepper = Stepper(model, groups, topology, order, executor)
+        self.stepper = Stepper(model, own, topology, order, executor, groups)
         self.pool = pools.from_budget(
             budget, topology, poison=poison, sharding=self.stepper.page_sharding
         )

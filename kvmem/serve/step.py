@@ -106,7 +106,8 @@ class Stepper:
 
     Args:
         groups: its lifecycle groups, which share the pages of one pool.
-        first: where they begin among the groups of the pool and of every holding.
+        sharing: all groups of the pool, where others take pages of it too; None: these.
+        first: where these begin among them, and in every holding.
         executor: "auto" runs one rank plainly and several on a mesh of as many devices;
             "vmap" runs them on one device, slowly (for tests).
     """
@@ -118,6 +119,7 @@ class Stepper:
         topology: Topology,
         order: str,
         executor: str = "auto",
+        sharing: tuple[LifecycleGroup, ...] | None = None,
         first: int = 0,
     ):
         if executor not in EXECUTORS:
@@ -139,7 +141,8 @@ class Stepper:
         spreads = tuple(Spread.of(group, topology) for group in groups)
         rows = zip(spreads, groups, strict=True)
         self._virtual = tuple(spread.virtual(group) for spread, group in rows)
-        pages = envelopes(groups, topology, order)
+        pages = envelopes(sharing or groups, topology, order)
+        pages = pages[first : first + len(groups)]
         ranks = parallel.make_step(pages, self.mesh, spreads)
         self._jitted = jax.jit(functools.partial(self._count, ranks), donate_argnums=0)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvmem.serve import SamplingParams
+from kvmem.serve.draft import FrozenKV
 from kvmem.serve.draft.protocol import Forgetful, Proposal
 
 WIDTH = 4
@@ -31,6 +32,7 @@ class Oracle:
         counts: how many tokens are proposed, in turn.
     """
 
+    groups = ()
     answers: dict[tuple[int, ...], list[tuple[int, ...]]]
     rights: tuple[int, ...] = (0, 1, 2, 3, 4)
     counts: tuple[int, ...] = (WIDTH,)
@@ -109,3 +111,22 @@ def test_what_was_drafted_is_found_again_as_far_as_plain_steps_leave_it(made, ki
         found.append((output.cached_tokens, output.output_ids))
     assert found[0] == found[1]
     assert found[0][0] == 28  # 29 tokens had been computed, on pages of 4
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "indexer"])
+def test_the_targets_first_layers_draft_on_its_own_pages(made, kind):
+    prompts = [text(seed, 9 + 5 * seed) for seed in range(4)]
+    _, plain = answers_of(made(kind), prompts, greedy(17))
+    drafted = made(kind, FrozenKV(layers=1, draft_tokens=3))
+    outputs = drafted.generate([list(p) for p in prompts], greedy(17))
+    assert [o.output_ids for o in outputs] == [o.output_ids for o in plain]
+    stats = drafted.stats().drafting
+    assert stats.drafted > 0 and not stats.faults
+
+
+def test_a_draft_that_is_the_whole_target_is_always_right(made):
+    made = made("full", FrozenKV(layers=2, draft_tokens=3))
+    made.generate([list(text(seed, 9)) for seed in range(4)], greedy(17))
+    stats = made.stats().drafting
+    assert stats.accept_rate == 1
+    assert stats.tokens_per_step == 4

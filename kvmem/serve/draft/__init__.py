@@ -1,7 +1,8 @@
 """Drafting: tokens are proposed, and the model verifies several of them in one step.
 
 Who proposes is a draft: frozen facts that an engine starts (`protocol`). One file a
-kind: `ngram` looks the text up in itself. The law of all: an engine emits the tokens
+kind: `ngram` looks the text up in itself, `frozen_kv` runs the model's first layers on
+the model's own pages. The law of all: an engine emits the tokens
 that it would emit without a draft, greedy or sampled (`verifier`: a drafted token
 stands if it equals the choice for its place), and afterwards its pages, states and
 prefix cache are those that the emitted tokens alone would have left (`room`, `wipe`).
@@ -16,6 +17,7 @@ is reached through `target.pool`, `target.table` and each sequence's `held`.
 """
 
 from kvmem.serve.draft.counts import DraftStats
+from kvmem.serve.draft.frozen_kv import FrozenKV
 from kvmem.serve.draft.ngram import NGram
 
-__all__ = ["DraftStats", "NGram"]
+__all__ = ["DraftStats", "FrozenKV", "NGram"]

@@ -11,10 +11,12 @@ transformers and vLLM have too.
 
 import dataclasses
 from collections.abc import Sequence as ListLike
+from typing import ClassVar
 
 import numpy as np
 
 from kvmem import errors, settings
+from kvmem.geometry import LifecycleGroup
 from kvmem.serve.draft.protocol import Forgetful, Proposal, Target
 from kvmem.serve.request import Sequence
 
@@ -36,6 +38,7 @@ class NGram:
     draft_tokens: int = 4
     min_match: int = 1
     max_match: int = 3
+    groups: ClassVar[tuple[LifecycleGroup, ...]] = ()
 
     def __post_init__(self):
         settings.require_positive(

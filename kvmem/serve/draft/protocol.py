@@ -49,11 +49,13 @@ class Target(Protocol):
     """What a draft sees of its engine.
 
     The pool is the engine's own: who passes it to a donating call puts the answer back,
-    after `pool = table.apply(pool)`. `groups` are the target's; those of a draft that
-    shares the pool stand behind them in `table` and in every holding.
+    after `pool = table.apply(pool)`. `own_groups` are the target's; in `groups`, in
+    `table` and in every holding those of a draft that shares the pool stand behind
+    them: what a sequence holds, gives back and finds again is then of both.
     """
 
     model: LoadedModel
+    own_groups: tuple[LifecycleGroup, ...]
     groups: tuple[LifecycleGroup, ...]
     topology: Topology
     order: str
@@ -70,11 +72,13 @@ class Proposer(Protocol):
     """Who drafts for one engine.
 
     `num_drafted` is the most that it proposes for a sequence; `wants_features` asks for
-    hidden rows of every token that the target reads.
+    hidden rows of every token that the target reads; `needs_room` says that it writes
+    into the target's pages, in the slots of the tokens that it will propose.
     """
 
     num_drafted: int
     wants_features: bool
+    needs_room: bool
 
     def begin(self, sequence: Sequence, may_wait: bool) -> bool:
         """Make room for a sequence that is about to run; say whether it may.
@@ -115,7 +119,13 @@ class Proposer(Protocol):
 
 
 class Draft(Protocol):
-    """Facts of a draft: frozen, hashable where its model is not part of them."""
+    """Facts of a draft: frozen, hashable where its model is not part of them.
+
+    `groups` of domain "draft" take pages of the target's pool, of which the engine's
+    budget knows; () for a draft with none or with a pool of its own.
+    """
+
+    groups: tuple[LifecycleGroup, ...]
 
     def start(self, target: Target) -> Proposer:
         """Return a proposer for one engine.
@@ -130,6 +140,7 @@ class Forgetful:
 
     num_drafted: int
     wants_features = False
+    needs_room = False
 
     def begin(self, sequence: Sequence, may_wait: bool) -> bool:
         """Let it run: it needs no room."""

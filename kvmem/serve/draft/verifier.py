@@ -55,6 +55,11 @@ class Verifier:
         if work.kind != "decode":
             return work
         most = [self._most(row.sequence) for row in work.rows]
+        if self.proposer.needs_room:
+            most = [
+                self._reserve(row.sequence, count)
+                for row, count in zip(work.rows, most, strict=True)
+            ]
         asking = [at for at, count in enumerate(most) if count]
         if not asking:
             return work
@@ -65,7 +70,7 @@ class Verifier:
             self.counts.fault(reason)
         rows = list(work.rows)
         for at, tokens in zip(asking, proposal.tokens, strict=True):
-            rows[at] = self._widened(rows[at], tokens[: most[at]])
+            rows[at] = self._widened(rows[at], tokens[: most[at]], most[at])
         return Work(work.kind, tuple(rows))
 
     def again(self, settled: ListLike[Settled]) -> Work | None:
@@ -116,18 +121,27 @@ class Verifier:
             most = min(most, -len(sequence.tokens) % self._table.page_size)
         return max(0, most)
 
-    def _widened(self, row: Row, tokens: tuple[int, ...]) -> Row:
-        """Return the row with as many of the tokens as find room."""
-        sequence, length = row.sequence, len(row.sequence.tokens)
-        held = sequence.held
-        count = room.widen(self._table, held, length, len(tokens))
+    def _reserve(self, sequence: Sequence, most: int) -> int:
+        """Make room for up to `most` tokens more; say for how many."""
+        return room.widen(self._table, sequence.held, len(sequence.tokens), most)
+
+    def _widened(self, row: Row, tokens: tuple[int, ...], most: int) -> Row:
+        """Return the row with as many of the tokens as find room.
+
+        Args:
+            most: tokens that were asked for.
+        """
+        sequence, held = row.sequence, row.sequence.held
+        count = self._reserve(sequence, len(tokens))
         if count and self._table.has_states:
             before = room.part(self._table, held)
-            if before is None:
-                room.cut(self._table, held, length)
-                count = 0
-            else:
+            count = 0 if before is None else count
+            if before is not None:
                 self._before[sequence] = before
+        length = len(sequence.tokens) + count
+        written = len(sequence.tokens) + most if self.proposer.needs_room else length
+        if count < len(tokens) or written > length:
+            self._cut(held, length, written)
         return row._replace(count=row.count + count, drafts=tuple(tokens[:count]))
 
     def _cut(self, held, length: int, written: int) -> None:

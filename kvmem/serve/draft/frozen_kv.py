@@ -1,0 +1,130 @@
+"""Frozen KV: the target's first layers draft, on the target's own pages.
+
+The draft is a cut of the model it drafts for, so the keys and values of its layers are
+in the target's pages already: it owns none, prefills nothing, and costs no memory. What
+it writes of the tokens that it proposes lies in the slots of those tokens, where the
+target writes the same rows again when it verifies. The law: a turn changes no byte of
+the target's pages but the slots of accepted tokens, and draft and target share one
+table, so nothing of the draft can be stale, lost or another tenant's.
+
+    FrozenKV(layers=2, draft_tokens=3).start(engine)
+"""
+
+import dataclasses
+from collections.abc import Sequence as ListLike
+from typing import ClassVar
+
+from kvmem import errors, settings
+from kvmem.geometry import LifecycleGroup
+from kvmem.model import cut
+from kvmem.serve.draft import chain
+from kvmem.serve.draft.protocol import Forgetful, Proposal, Target
+from kvmem.serve.request import Sequence
+from kvmem.serve.step import Stepper
+from kvmem.serve.work import Feed
+
+__all__ = ["FrozenKV"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenKV:
+    """Facts of a draft on the target's pages.
+
+    Args:
+        layers: of the target, from its first; None: half of them.
+        draft_tokens: tokens proposed for a sequence at most.
+
+    Raises:
+        ConfigError: a count below one.
+    """
+
+    layers: int | None = None
+    draft_tokens: int = 4
+    groups: ClassVar[tuple[LifecycleGroup, ...]] = ()
+
+    def __post_init__(self):
+        settings.require_positive(layers=self.layers, draft_tokens=self.draft_tokens)
+
+    def start(self, target: Target) -> "FrozenKVProposer":
+        """Cut the target, and compile its steps when they are first run.
+
+        Raises:
+            ConfigError: more layers than the target has.
+            IncompatiblePlan: recurrent layers among the first, whose states a proposal
+                would move on.
+        """
+        return FrozenKVProposer(self, target)
+
+
+class FrozenKVProposer(Forgetful):
+    """The first layers of one engine's model."""
+
+    needs_room = True
+
+    def __init__(self, facts: FrozenKV, target: Target):
+        self.num_drafted = facts.draft_tokens
+        layers = facts.layers or -(-cut.num_layers(target.model.spec) // 2)
+        model = cut.first_layers(target.model, layers)
+        _require_no_states(target, model)
+        self._target = target
+        self._stepper = Stepper(
+            model,
+            target.own_groups,
+            target.topology,
+            target.order,
+            target.executor,
+            target.groups,
+        )
+
+    def propose(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
+        """Read each last token over the target's pages, and the drawn ones after it."""
+        target = self._target
+        feeds = [
+            Feed(tuple(s.tokens[s.num_computed :]), s.num_computed, s.held)
+            for s in sequences
+        ]
+        target.pool = target.table.apply(target.pool)
+        target.pool, chains = chain.draw(
+            self._stepper, target.pool, feeds, self._bucket, most
+        )
+        return Proposal(
+            tuple(each.tokens if each.is_sound else () for each in chains),
+            faults={
+                at: chain.NO_NUMBERS
+                for at, each in enumerate(chains)
+                if not each.is_sound
+            },
+        )
+
+    def warm_up(self) -> int:
+        """Compile a step for every batch and width."""
+        target, before = self._target, sum(self._stepper.num_traces.values())
+        for rows in target.buckets.batches:
+            for pages in target.buckets.pages:
+                bucket = self._bucket(rows, pages * target.buckets.page_size)
+                batch = self._stepper.pack((), bucket)
+                target.pool, _ = self._stepper(target.pool, batch)
+        return sum(self._stepper.num_traces.values()) - before
+
+    def _bucket(self, rows: int, length: int):
+        return self._target.buckets.decode(rows, length)
+
+
+def _require_no_states(target: Target, model) -> None:
+    """Refuse first layers that move on by what they read."""
+    states = {
+        layer.name
+        for group in target.own_groups
+        if group.is_state
+        for layer in group.layers
+    }
+    names = {layer.name for layer in model.spec.layer_specs("float32")}
+    if found := sorted(states & names):
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"drafting with the first {len(names)} layers of {target.model.source}",
+                f"{', '.join(found)} keep a recurrent state, which a token that is "
+                "only proposed would move on",
+                "Draft with ngram or two_engine, or with layers before them",
+            )
+        )
