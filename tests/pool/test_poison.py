@@ -254,12 +254,17 @@ def test_without_the_zeroing_that_page_would_read_nan():
 
 
 def a_padded_batch(shake):
-    """Return pages, an entry, 3 pages and a null, and 4 rows, the last one NaN."""
+    """Return pages, an entry, 3 pages and a null, and 4 rows, the last one NaN.
+
+    Page 0 is zero, and the last pages hold what is no NaN: a row that lands shows.
+    """
     built = envelope.build(heads()[0], Topology(), 0)
     pool = kvpool.init(6, built.nbytes, 1, poison=True)
     pool, vpages, _ = kvpool.handout(pool, 0, [1, 1, 1, 1], 1)
     ids = np.asarray(kvpool.translate(pool, 0, vpages)).ravel()
     assert 0 in ids
+    others = pool.pages.at[0, 4:].set(shake(2, built.nbytes) & 0x3F)
+    pool = dataclasses.replace(pool, pages=others)
     rows = shake(4, built.entries[0].nbytes) & 0x3F  # finite in every dtype
     rows[3] = 0xFF
     return pool, built, np.int32([*ids[1:], pool.null_page]), rows

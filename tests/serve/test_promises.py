@@ -134,3 +134,18 @@ def test_no_snapshot_takes_what_is_promised(new_sequence):
     assert not table.snapshot(tokens[:4], held)  # 2 are free, and promised
     table.give_back(other)
     assert table.snapshot(tokens[:8], held)
+
+
+def test_who_runs_is_rolled_back_whatever_others_were_promised(table):
+    made, tokens = table(pages=6), list(range(24))
+    held = made.begin(MISS, tokens, step=CHUNK)
+    for end in (8, 16, 24):
+        assert made.extend(held, end)
+        made.trim(held, end)
+    other = made.begin(MISS, list(range(50, 58)), step=CHUNK)
+    other.peaks = (10, 5)  # as if it had a long way to go
+    assert made.promised() == (0, 4)  # its three, and the page of one who decodes
+    assert made.ledger.headroom(1) == 2
+    found, computed = made.roll_back(held, tokens, 8)  # begins anew: two pages
+    assert (computed, len(found.columns[1])) == (0, 2)
+    assert made.promised()[1] == 3 + made.needs.peak(8, 8)[1] - 2
