@@ -107,6 +107,14 @@ def mark_extracted(place: Place, name: str) -> None:
     files.write(place.io, place.file(HISTORY) / name / META, _encoded(place, done))
 
 
+def settle(place: Place, archive: Archive) -> None:
+    """Make an archive's names durable, once a process."""
+    folder = place.file(HISTORY) / archive.name
+    if folder not in place.durable:
+        place.io.sync_dir(folder)
+        place.durable[folder] = b""
+
+
 def finish(place: Place, live: Log) -> Log:
     """Finish a commit that was cut off behind its archive; under the lock.
 
@@ -120,6 +128,7 @@ def finish(place: Place, live: Log) -> Log:
     if held != [line.raw for line in live.lines[: len(held)]]:
         law = "the live log does not begin with its messages"
         raise _damaged(place, pending[0].name, law)
+    place.io.sync_dir(place.file(HISTORY))  # who made it may have died before that
     return cut(place, live, len(held))
 
 

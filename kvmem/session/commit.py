@@ -7,11 +7,12 @@ archived or remembered twice. What came from recall is never handed to an extrac
 it would be remembered again as if somebody had said it.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from kvmem.errors import Busy, ConfigError, say
+from kvmem.errors import Busy, ConfigError, Conflict, Deleted, say
 from kvmem.session import archive, lines, log, message, meta, state, tombstone
 from kvmem.session.lines import Line, Log
 from kvmem.session.message import Message
@@ -125,20 +126,35 @@ def _extract(
 ) -> Committed:
     """Hand every archive that was not extracted yet to the extractor, in order."""
     count = 0
-    try:
-        with place.locked(".extract", wait_s=0.0):
-            for each in archive.listed(place):
-                if each.is_extracted:
-                    continue
-                found = said(archive.read(place, each).lines)
-                for number, text in enumerate(extract(found) if found else ()):
-                    key = f"{place.identity.session}/{generation}/{each.name}/{number}"
-                    remember(text, None, key)
-                    count += 1
-                with place.locked():
-                    tombstone.check(place, generation)
-                    archive.mark_extracted(place, each.name)
-    except Busy:
-        pending = sum(not each.is_extracted for each in archive.listed(place))
-        return done._replace(extracted=count, pending=pending)
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(place.locked(".extract", wait_s=0.0))
+        except Busy:
+            pending = sum(not each.is_extracted for each in archive.listed(place))
+            return done._replace(pending=pending)
+        for each in archive.listed(place):
+            if each.is_extracted:
+                archive.settle(place, each)
+                continue
+            found = said(archive.read(place, each).lines)
+            texts = list(extract(found)) if found else []
+            prefix = f"{place.identity.session}/{generation}/{each.name}"
+            count += _kept(texts, prefix, remember)
+            with place.locked():
+                tombstone.check(place, generation)
+                archive.mark_extracted(place, each.name)
     return done._replace(extracted=count)
+
+
+def _kept(texts: Sequence[str], prefix: str, remember: KeepFn) -> int:
+    """Keep texts, each under a key of its own; return how many are new.
+
+    An extraction that was cut off is done again, and may find other words: what it had
+    kept by then stands, also where somebody has forgotten it since.
+    """
+    count = 0
+    for number, text in enumerate(texts):
+        with contextlib.suppress(Conflict, Deleted):
+            remember(text, None, f"{prefix}/{number}")
+            count += 1
+    return count

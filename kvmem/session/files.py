@@ -31,11 +31,15 @@ def write(io: OsIO, path: Path, data: bytes, durable: bool = True) -> None:
 
 
 def make_root(io: OsIO, root: Path) -> None:
-    """Make a store's root and its missing parents, each durable in its parent."""
+    """Make a store's root and its missing parents, each durable in its parent.
+
+    The first that is there is synced in its parent too, where this user may.
+    """
     if not io.is_dir(root):
         make_root(io, root.parent)
         with contextlib.suppress(FileExistsError):
             io.mkdir(root)
+    with contextlib.suppress(PermissionError):
         io.sync_dir(root.parent)
 
 

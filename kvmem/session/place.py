@@ -78,6 +78,8 @@ class Place:
         if self.folder not in self.durable:
             self.io.sync_dir(self.folder)
             self.io.sync_dir(self.parent)
+            if self.io.is_file(self.tombstone):  # it may say that the session lives
+                self.io.sync_dir(self.tombstone.parent)
             self.durable[self.folder] = b""
         if log is not None and self.durable.get(self.file(LOG)) != log.digest:
             self.io.sync(self.file(LOG))
@@ -85,7 +87,7 @@ class Place:
 
     def unsettle(self) -> None:
         """Forget what is known of the folder: it is another one now."""
-        for path in (self.folder, self.file(LOG)):
+        for path in [p for p in self.durable if p.is_relative_to(self.folder)]:
             self.durable.pop(path, None)
         self.logs.pop(self.file(LOG), None)
 

@@ -1,6 +1,7 @@
 """What tests of sessions share: stores, a served one, and retrievers that are told.
 
-The interpreter of vectors and the disk in memory are files beside this one.
+The interpreter of vectors, the disk in memory and the deaths of a script are files
+beside this one.
 """
 
 import contextlib
@@ -122,6 +123,12 @@ def interpreter():
 def memory_disk():
     """Return the module of the disk that knows what was synced."""
     return _load("memory_disk")
+
+
+@pytest.fixture(scope="session")
+def deaths():
+    """Return the module that lets a script die at every step."""
+    return _load("deaths")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from kvmem.errors import CorruptPage
-from kvmem.session import Hit, OsIO, SessionStore, lines, messages
+from kvmem.session import Hit, OsIO, SessionStore, Step, lines, messages
 
 ERRORS = {"io": OSError, "corrupt": CorruptPage}
 
@@ -21,7 +21,10 @@ class Died(BaseException):
 
 
 class FaultyDisk(OsIO):
-    """The real disk, failing steps as told: [op, glob, times]."""
+    """The real disk, failing steps as told: [op, glob, times].
+
+    Nothing is synced really: no vector pulls the plug, and syncs are slow.
+    """
 
     def __init__(self):
         self.faults: list[list] = []
@@ -41,6 +44,12 @@ class FaultyDisk(OsIO):
         if is_write and self.strikes("write", name):
             raise OSError(errno.EIO, "Input/output error", name)
         return super().perform(step, action)
+
+    def sync(self, path):
+        self.perform(Step("sync", path), lambda: None)
+
+    def sync_dir(self, path):
+        self.perform(Step("sync_dir", path), lambda: None)
 
     def append(self, path, data):
         part = data[: int(len(data) * self.share)]

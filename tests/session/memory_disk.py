@@ -5,6 +5,7 @@ keeps all that was written; `lose_power` keeps what was synced, and of the rest 
 (`rng=None`) or, name by name and file by file, whatever a random choice says.
 """
 
+import copy
 import random
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class MemoryDisk(OsIO):
 
     def kill(self) -> "MemoryDisk":
         """Return the disk as another process finds it after this one was killed."""
-        return MemoryDisk(self.root, self.forgets)
+        return MemoryDisk(copy.deepcopy(self.root), self.forgets)
 
     def lose_power(self, rng: random.Random | None = None) -> "MemoryDisk":
         """Return the disk as it may be found after a power cut."""
