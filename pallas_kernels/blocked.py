@@ -96,12 +96,17 @@ class Shape:
         """Return u8[n, K, BS, V + S] of u8[n, K, bytes of a block]."""
         n, count, _ = blocks.shape
         split = self.slots * self.value_nbytes
-        values = blocks[..., :split].reshape(n, count, self.slots, -1)
-        scales = blocks[..., split:].reshape(n, count, self.slots, -1)
+        of_slots = n, count, self.slots
+        values = blocks[..., :split].reshape(*of_slots, self.value_nbytes)
+        scales = blocks[..., split:].reshape(*of_slots, self.scale_nbytes)
         return jnp.concatenate([values, scales], axis=-1)
 
     def blocks_of(self, rows):
         """Return u8[n, K, bytes of a block] of u8[n, K, BS, V + S]."""
         values, scales = jnp.split(rows, [self.value_nbytes], axis=-1)
-        flat = [part.reshape(*rows.shape[:2], -1) for part in (values, scales)]
+        of_block = rows.shape[:2]
+        flat = [
+            part.reshape(*of_block, self.slots * part.shape[-1])
+            for part in (values, scales)
+        ]
         return jnp.concatenate(flat, axis=-1)

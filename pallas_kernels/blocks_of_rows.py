@@ -40,8 +40,9 @@ def host(
     for k, offset in enumerate(offsets.tolist()):
         values, scales = np.split(rows[named, k], [shape.value_nbytes], axis=-1)
         count, middle = len(values), offset + split
-        pages[ids[named], offset:middle] = values.reshape(count, -1)
-        pages[ids[named], middle : offset + shape.nbytes] = scales.reshape(count, -1)
+        pages[ids[named], offset:middle] = values.reshape(count, split)
+        scales = scales.reshape(count, shape.nbytes - split)
+        pages[ids[named], middle : offset + shape.nbytes] = scales
     return pages
 
 

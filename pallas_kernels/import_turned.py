@@ -42,6 +42,8 @@ def reference(
     num_pages: int | None = None,
 ) -> jax.Array:
     """Return the pool with the records, turned, in the slots of their tokens."""
+    if not ids.shape[0]:
+        return pages
     window = Window(style, dtype, cos.shape[-1])
     token = first + jnp.arange(rows.shape[0], dtype=jnp.int32)
     place = jnp.divmod(token, layout.slots)

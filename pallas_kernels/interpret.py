@@ -41,7 +41,7 @@ def run(kernel: Callable, *arrays, **facts):
     try:
         result = jax.jit(lambda *a: kernel(*a, **facts, interpret=mode))(*arrays)
         result = jax.block_until_ready(result)
-        races = gpu_callbacks.get_races()
+        races = gpu_callbacks._races  # None: an empty list, and no body ran
         if races is not None and races.races_found:
             raise Race(f"{kernel.__module__}: the detector of races has found one")
     except Exception as error:

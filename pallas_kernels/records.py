@@ -223,7 +223,8 @@ def indices(pages, ids, table, records, first, *, layout: Layout, num_pages):
     num_pages = pages.shape[0] if num_pages is None else num_pages
     token = first + jnp.arange(records.shape[0], dtype=jnp.int32)
     entry, slot = jnp.divmod(token, layout.slots)
-    page = ids.at[entry].get(mode="fill", fill_value=lists.NULL)
+    listed = jnp.append(ids, jnp.int32(lists.NULL))  # an empty list has an entry, too
+    page = listed.at[jnp.minimum(entry, ids.shape[0])].get(mode="promise_in_bounds")
     page = jnp.where(lists.inside(page, num_pages), page, pages.shape[0])
     byte = jnp.arange(layout.nbytes, dtype=jnp.int32)
     at = table[None, :, 0, None] + (slot * layout.slot_stride)[:, None, None]

@@ -87,7 +87,8 @@ class Window:
         pair = [part.astype(element) for part in turned(x, y, c, s, self.dtype)]
         new = lax.bitcast_convert_type(jnp.stack(pair, axis=axis), jnp.uint8)
         still = jnp.stack([is_still(c, s)] * 2, axis=axis).reshape(keys.shape)
-        new, was = (part.reshape(*keys.shape, -1) for part in (new, old))
+        apart = (*keys.shape, element.itemsize)
+        new, was = new.reshape(apart), old.reshape(apart)
         return jnp.where(still[..., None], was, new).reshape(old.shape)
 
     def by_column(self, cos, sin) -> list:

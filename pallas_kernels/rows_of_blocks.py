@@ -38,9 +38,11 @@ def host(pages: np.ndarray, ids, offsets, *, shape: blocked.Shape, num_pages=Non
     split = shape.slots * shape.value_nbytes
     for k, offset in enumerate(offsets.tolist()):
         block = pages[ids[named], offset : offset + shape.nbytes]
-        of_slot = (len(block), shape.slots, -1)
-        rows[named, k, :, : shape.value_nbytes] = block[:, :split].reshape(of_slot)
-        rows[named, k, :, shape.value_nbytes :] = block[:, split:].reshape(of_slot)
+        of_slot = len(block), shape.slots
+        values = block[:, :split].reshape(*of_slot, shape.value_nbytes)
+        scales = block[:, split:].reshape(*of_slot, shape.scale_nbytes)
+        rows[named, k, :, : shape.value_nbytes] = values
+        rows[named, k, :, shape.value_nbytes :] = scales
     return rows
 
 

@@ -135,6 +135,34 @@ def test_nothing_is_turned_where_the_delta_is_nought_whatever_the_bits(prove, st
     np.testing.assert_array_equal(prove.equal(rerope, still, **facts), nan)
 
 
+def test_a_page_that_is_named_twice_turns_once_as_the_last_entry_says(prove):
+    (pages, _, offsets, cos, sin), facts, _ = keys_of(prove, "interleaved", "bfloat16")
+    ids = np.array([3, 0, 3], np.int32)
+    twice = prove.equal(rerope, (pages, ids, offsets, cos, sin), **facts)
+    alone = np.array([-1, 0, 3], np.int32)
+    np.testing.assert_array_equal(
+        twice, rerope.host(pages, alone, offsets, cos, sin, **facts)
+    )
+
+
+@pytest.mark.parametrize("op", [rows_of_blocks, blocks_of_rows, rerope])
+def test_no_page_and_no_block_change_nothing(prove, op):
+    none = np.zeros(0, np.int32)
+    (pages, ids, offsets, cos, sin), facts, _ = keys_of(prove, "half", "bfloat16")
+    blocks = prove.bytes(6, 4400)
+    for some, where, count in ((none, OFFSETS, (0, 2)), (IDS, none, (3, 0))):
+        rows = np.zeros((*count, 16, 132), np.uint8)
+        if op is rerope:
+            tables = cos[: len(some)], sin[: len(some)]
+            kept = prove.equal(op, (pages, some, where, *tables), **facts)
+            np.testing.assert_array_equal(kept, pages)
+        elif op is rows_of_blocks:
+            assert prove.equal(op, (blocks, some, where), shape=SHAPE).size == 0
+        else:
+            kept = prove.equal(op, (blocks, some, where, rows), shape=SHAPE)
+            np.testing.assert_array_equal(kept, blocks)
+
+
 def test_a_rotation_without_its_guard_is_caught(prove, monkeypatch):
     (pages, _, *more), facts, _ = keys_of(prove, "half", "bfloat16")
     ids = np.array([5, 0, 1], np.int32)

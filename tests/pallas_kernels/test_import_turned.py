@@ -93,6 +93,18 @@ def test_an_import_that_turns_is_an_import_and_a_rotation(prove, style):
     assert not np.array_equal(expected.reshape(found.shape), pages)
 
 
+def test_no_page_no_run_and_no_record_change_nothing(prove):
+    case = Case(prove, "half")
+    pages, ids, table, rows, first, cos, sin = case.arrays
+    for arrays in (
+        (pages, ids[:0], table, rows, first, cos[:0], sin[:0]),
+        (pages, ids, table[:0], rows, first, cos, sin),
+        (pages, ids, table, rows[:0], first, cos, sin),
+    ):
+        kept = prove.equal(import_turned, arrays, **case.facts)
+        np.testing.assert_array_equal(kept, pages)
+
+
 def test_records_of_words_turn_too(prove):
     case = Case(prove, "interleaved", record=132)
     case.layout = Layout(case.run, case.run, SLOTS)

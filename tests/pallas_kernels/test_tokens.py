@@ -100,6 +100,28 @@ def test_records_are_imported_into_the_slots_of_their_tokens_alone(prove):
     np.testing.assert_array_equal(again, rows)
 
 
+def test_of_entries_of_one_page_the_last_is_imported(prove):
+    pages, rows = prove.bytes(8, 512), prove.bytes(12, 128)
+    ids = np.array([3, 1, 3], np.int32)
+    found = prove.equal(import_records, (pages, ids, TABLE, rows, np.int32(0)), **FACTS)
+    np.testing.assert_array_equal(found[3, :64], rows[8, 64:])
+    np.testing.assert_array_equal(found[1, :64], rows[4, 64:])
+
+
+def test_no_page_no_run_and_no_record_move_nothing(prove):
+    pages, rows, zero = prove.bytes(8, 512), prove.bytes(3, 128), np.int32(0)
+    none = np.zeros(0, np.int32), np.zeros((0, 2), np.int32), np.zeros((0, 128), "u1")
+    for ids, table, some in (
+        (none[0], TABLE, rows),
+        (PAGES_OF, none[1], rows),
+        (PAGES_OF, TABLE, none[2]),
+    ):
+        kept = prove.equal(import_records, (pages, ids, table, some, zero), **FACTS)
+        np.testing.assert_array_equal(kept, pages)
+        kept = prove.equal(export_records, (some, pages, ids, table, zero), **FACTS)
+        np.testing.assert_array_equal(kept, some)
+
+
 WORDS = np.array([[0, 68], [1024, 4]], np.int32)
 IN_WORDS = {"layout": Layout(64, 64, 8), "num_pages": NUM_PAGES}
 

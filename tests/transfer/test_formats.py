@@ -148,11 +148,7 @@ def test_gathered_tokens_equal_the_index_expression(key):
 def test_records_of_any_format_fill_the_pages_of_every_other(key):
     form, group, arrays = laid_out(key)
     records = expected_keys_and_values().reshape(NB * BS, -1).view(np.uint8)
-    plan, pages, listed = opened(form, group, blank(form, group))
-    filled = transfer.import_records(pages, [2, 0, 1], records, plan)
-    want = formats.flat(form, group, arrays)
-    for found, each in zip(transfer.from_bytes(filled, listed), want, strict=True):
-        assert np.array_equal(found, each)
+    assert_filled(form, group, arrays, records)
 
 
 @pytest.mark.parametrize("key", [1, 4, 13])
@@ -175,6 +171,16 @@ def test_latents_equal_their_expression_in_every_format_of_them(key):
     arrays = nested(formats.shapes(form, group, NB), listed)
     want = tokens.reshape(NB * BS, -1).view(np.uint8)
     assert np.array_equal(gathered(form, group, arrays), want)
+    assert_filled(form, group, arrays, want)
+
+
+def assert_filled(form, group, arrays, records):
+    """Assert that records put into blank pages of a format are its arrays."""
+    plan, pages, listed = opened(form, group, blank(form, group))
+    filled = transfer.import_records(pages, [2, 0, 1], records, plan)
+    want = formats.flat(form, group, arrays)
+    for found, each in zip(transfer.from_bytes(filled, listed), want, strict=True):
+        assert np.asarray(found).tobytes() == np.asarray(each).tobytes()
 
 
 def test_planes_of_unequal_widths_stand_in_a_tuple_a_layer():
@@ -189,6 +195,7 @@ def test_planes_of_unequal_widths_stand_in_a_tuple_a_layer():
     rows = [each.reshape(NB, BS, -1)[[2, 0, 1]].reshape(NB * BS, -1).view(np.uint8)
             for layer in arrays for each in layer]  # fmt: skip
     assert np.array_equal(found, np.concatenate(rows, axis=1))
+    assert_filled(form, group, arrays, found)
 
 
 def test_blocked_rows_equal_their_expression():
@@ -208,6 +215,7 @@ def test_blocked_rows_equal_their_expression():
     ]
     found = gathered(form, group, arrays)
     assert np.array_equal(found, np.array(want, np.uint8).reshape(NB * BS, -1))
+    assert_filled(form, group, arrays, found)
 
 
 def test_a_nesting_that_is_not_the_formats_is_refused():

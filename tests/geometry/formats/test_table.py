@@ -120,11 +120,16 @@ def test_rows_are_packed_into_words_where_the_line_cuts_an_axis():
 
 
 @pytest.mark.case("IDX-09")
-def test_a_page_of_one_token_is_no_word_of_packed_tokens():
+@pytest.mark.parametrize("page_size", [1, 2, 3])
+def test_a_page_of_odd_tokens_is_no_word_of_packed_tokens(page_size):
     latent = kinds.latent("a", 0, rank=512, rope_dim=64, scale=1.0)
-    (group,) = group_layers([latent], page_size=1)
+    (group,) = group_layers([latent], page_size)
+    form = formats.find("MLA_PACKED")
+    if page_size == 2:
+        assert formats.shapes(form, group, 5)[0].shape == (5, 1, 2, 576)
+        return
     with pytest.raises(errors.IncompatiblePlan, match="packed 2 to a word"):
-        formats.shapes(formats.find("MLA_PACKED"), group, 5)
+        formats.shapes(form, group, 5)
 
 
 @pytest.mark.parametrize(
