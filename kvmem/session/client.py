@@ -22,10 +22,11 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from kvmem.errors import NotFound, say
+from kvmem.errors import ConfigError, NotFound, say
 from kvmem.session import actors, ids, problems
 from kvmem.session.append import Appended
 from kvmem.session.commit import Committed
+from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.item_rows import Item
 from kvmem.session.message import Message
 from kvmem.session.recall import Entry, Recall
@@ -100,7 +101,7 @@ class _Verbs:
         self,
         query: str,
         session: "RemoteSession | str | None" = None,
-        cooldown: str = "messages(3)",
+        cooldown: Cooldown = messages(3),  # noqa: B008 -- frozen
         actor: str | None = None,
         peer_scope: str | None = None,
         request_id: str | None = None,
@@ -110,7 +111,8 @@ class _Verbs:
         """Return memories for a query; as `Principal.recall`.
 
         Args:
-            cooldown: `messages(N)`, `turns(N)` or `tokens(N)`.
+            cooldown: `messages(n)`, `turns(n)` or `tokens(n)`; what is resident is
+                known where the chain is.
             peer_scope: None for the rules' own.
         """
         name = session.id if isinstance(session, RemoteSession) else session
@@ -119,7 +121,7 @@ class _Verbs:
         body = _given(
             query=query,
             session=name,
-            cooldown=cooldown,
+            cooldown=_words(cooldown),
             peer_scope=peer_scope,
             request_id=request_id,
             mark=mark,
@@ -373,6 +375,15 @@ def _told(verb: _Verb, response: httpx.Response) -> _Call:
 def _given(**members: object) -> dict[str, object]:
     """Return the members that say something."""
     return {name: value for name, value in members.items() if value is not None}
+
+
+def _words(policy: Cooldown) -> str:
+    """Return a cooldown as the service reads it."""
+    if policy.live is not None:
+        law = "the chain that it asks is not on the client's side"
+        cure = "Use messages(n), turns(n) or tokens(n)"
+        raise ConfigError(say("a resident cooldown over HTTP", law, cure))
+    return f"{policy.unit}({policy.n})"
 
 
 def _path(session: str) -> str:

@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from kvmem import errors
-from kvmem.session import Principal, Session
+from kvmem.session import Principal, Session, messages, resident, tokens
 from kvmem.session.client import AsyncClient, Client, RemoteSession
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -66,9 +66,21 @@ def test_refusals_have_the_same_types(user):
         (lambda: user.recall("x", actor="a/b"), errors.InvalidId),
         (lambda: user.recall("x", peer_scope="everyone"), errors.ConfigError),
         (lambda: user.capture("s", HELLO, after=7), errors.Conflict),
+        (lambda: user.recall("x", cooldown=messages(-1)), errors.ConfigError),
     ):
         with pytest.raises(kind):
             verb()
+
+
+def test_every_cooldown_but_a_resident_one_is_the_services_too(served):
+    me = served.client("lab", "ann")
+    me.remember("green tea")
+    session = me.session("s")
+    assert me.recall("tea", session=session, cooldown=tokens(50)).entries
+    assert me.recall("tea", session=session, cooldown=tokens(50)).cooled == 1
+    assert me.recall("tea", session=session, cooldown=messages(0)).status == "off"
+    with pytest.raises(errors.ConfigError, match="resident"):
+        me.recall("tea", session=session, cooldown=resident(lambda *_: ()))
 
 
 def test_an_actor_of_a_call_wins_over_the_scope_and_that_over_the_clients(served):

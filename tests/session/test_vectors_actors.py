@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from kvmem import errors
-from kvmem.session import SessionStore, actors, ids, views
+from kvmem.session import SessionStore, actors, ids, middleware, views
 from kvmem.session.capture import Capture
 from kvmem.session.client import AsyncClient
 from kvmem.session.keys import KeyRing
@@ -296,7 +296,6 @@ def test_nobody_changes_a_principals_user(data, me):
             assert rest[1] == "AttributeError" and me.owner == ("lab", "ann")
         else:  # what a resolver of the middleware is given
             assert (verb, what, rest) == ("resolver_arg_has", "state", [False])
-            middleware = pytest.importorskip("kvmem.session.middleware")
             assert not hasattr(middleware.ServerRuntime(), "state")
 
 
