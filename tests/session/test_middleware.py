@@ -1,4 +1,4 @@
-"""Agents with memory: real LangChain agents, and a model that keeps what it is given."""
+"""Agents with memory: real LangChain agents, and a model that keeps what it gets."""
 
 import asyncio
 import contextlib
