@@ -42,8 +42,7 @@ class Locks:
         try:
             yield
         finally:
-            self._io.unlock(handle)
-            mine.release()
+            self._give(handle, mine)
 
     def _take(self, path: Path, mine: threading.Lock, what: str, wait_s: float | None):
         wait_s = self.wait_s if wait_s is None else wait_s
@@ -55,6 +54,10 @@ class Locks:
             self._io.pause(pause)
             pause = min(2 * pause, _LAST_PAUSE_S)
         return handle
+
+    def _give(self, handle, mine: threading.Lock) -> None:
+        self._io.unlock(handle)
+        mine.release()
 
     def _try(self, path: Path, mine: threading.Lock):
         if not mine.acquire(blocking=False):

@@ -131,6 +131,12 @@ def deaths():
     return _load("deaths")
 
 
+@pytest.fixture(scope="session")
+def turns():
+    """Return the module of threads that take turns."""
+    return _load("turns")
+
+
 @pytest.fixture
 def make_world(tmp_path, interpreter):
     """Make worlds of the vectors, each in a root of its own."""
