@@ -219,10 +219,10 @@ def _served_checks(
     checks = [
         Check(
             f"{name}: as many run at once as fit",
-            done.most_running == min(fits[name], served.requests) > 0,
+            done.most_running == min(fits[name], served.requests) > 0
+            and done.preempted == 0,
             f"{done.most_running} of {served.requests}, {fits[name]} fit; "
-            f"{done.preempted} preempted on the way, for pages that a prompt's window "
-            "takes while it is computed",
+            f"{done.preempted} sent back on the way",
         )
         for name, done in found.items()
     ]

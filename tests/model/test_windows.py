@@ -128,7 +128,9 @@ def test_chunks_with_stale_pages_given_back_equal_the_dense_window(
 
 
 @pytest.mark.case("SWA-01")
-@pytest.mark.parametrize("length,freed", [(8, 0), (11, 1), (12, 1), (15, 2)])
+@pytest.mark.parametrize(
+    "length,freed", [(8, 0), (10, 0), (11, 1), (12, 1), (14, 1), (15, 2)]
+)
 def test_pages_are_given_back_only_when_the_next_query_sees_none_of_them(
     length, freed, rows
 ):

@@ -55,7 +55,9 @@ def compute():
 
 
 @pytest.mark.case("SWA-01")
-@pytest.mark.parametrize(("computed", "freed"), [(8, 0), (11, 1), (12, 1), (15, 2)])
+@pytest.mark.parametrize(
+    ("computed", "freed"), [(8, 0), (10, 0), (11, 1), (12, 1), (14, 1), (15, 2)]
+)
 def test_pages_leave_a_window_when_no_later_query_reads_them(table, computed, freed):
     made = table(WINDOW)
     held = made.begin(MISS, text(0, 16))
