@@ -160,8 +160,10 @@ class Stepper:
         return self._jitted.lower(pool, self.weights, batch)
 
     def pack(self, feeds: Sequence[Feed], bucket: Bucket) -> Batch:
-        """Pad what rows feed to a bucket; unused rows have no tokens and null
-        tables."""
+        """Pad what rows feed to a bucket; unused rows have no tokens and null tables.
+
+        Pages of a window that no new token reads are left out, though they are held.
+        """
         tokens = np.zeros((bucket.rows, bucket.tokens), np.int32)
         starts = np.zeros(bucket.rows, np.int32)
         num_new = np.zeros(bucket.rows, np.int32)
@@ -179,9 +181,13 @@ class Stepper:
             for own, table in enumerate(tables):
                 group = self._first + own
                 vpages = held.within(group, -(-feed.end // page_tokens))
-                table[at, : len(vpages)] = vpages
                 if firsts[own] is not None:
-                    firsts[own][at] = held.firsts[group]
+                    life, sinks = self.groups[own].lifecycle, held.sinks[group]
+                    unread = life.stale(feed.start, page_tokens).stop
+                    unread = max(0, unread - held.firsts[group])
+                    vpages = [*vpages[:sinks], *vpages[sinks + unread :]]
+                    firsts[own][at] = held.firsts[group] + unread
+                table[at, : len(vpages)] = vpages
         return Batch(tokens, starts, num_new, tables, firsts, bucket)
 
     def _count(self, ranks, pool, weights, batch):

@@ -19,5 +19,6 @@ is reached through `target.pool`, `target.table` and each sequence's `held`.
 from kvmem.serve.draft.counts import DraftStats
 from kvmem.serve.draft.frozen_kv import FrozenKV
 from kvmem.serve.draft.ngram import NGram
+from kvmem.serve.draft.two_engine import TwoEngine
 
-__all__ = ["DraftStats", "FrozenKV", "NGram"]
+__all__ = ["DraftStats", "FrozenKV", "NGram", "TwoEngine"]

@@ -1,0 +1,231 @@
+"""Two engines: a smaller model drafts, with a manager and a pool of its own.
+
+It reads what it has not seen of a sequence (a prompt in chunks, else the one or two
+tokens since its last proposal) and draws its likeliest tokens one after the other. The
+law: a sequence begins in both pools or in none, and where the draft's has no room for
+more of it, or the draft knows no longer texts, the target goes on without proposals.
+
+    draft = cut.first_layers(model, 10)
+    TwoEngine(draft, groups, paid, draft_tokens=3).start(engine)
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence as ListLike
+from typing import ClassVar
+
+from kvmem import errors, settings
+from kvmem.budget import PoolPages
+from kvmem.geometry import LifecycleGroup, Term, followers
+from kvmem.model.loaded import LoadedModel
+from kvmem.serve.buckets import Bucket, declare
+from kvmem.serve.draft import chain
+from kvmem.serve.draft.own_pages import Mine, OwnPages
+from kvmem.serve.draft.protocol import Forgetful, Proposal, Target
+from kvmem.serve.request import Sequence
+from kvmem.serve.step import Stepper
+from kvmem.serve.work import Feed
+
+__all__ = ["TwoEngine"]
+
+_LAG = 2  # tokens behind a proposal that was accepted whole: its last, and the next
+_NO_ROOM = "the draft's pool has no room"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TwoEngine:
+    """Facts of a draft model.
+
+    Args:
+        model: of the target's vocabulary.
+        draft_groups: its lifecycle groups, in pages of the target's size.
+        paid: its pool, as a budget pays for it.
+        draft_tokens: tokens proposed for a sequence at most.
+        max_length: tokens of the longest text that it knows; None: the model's.
+    """
+
+    model: LoadedModel
+    draft_groups: tuple[LifecycleGroup, ...]
+    paid: PoolPages
+    draft_tokens: int = 4
+    max_length: int | None = None
+    groups: ClassVar[tuple[LifecycleGroup, ...]] = ()
+
+    def __post_init__(self):
+        settings.require_positive(
+            draft_tokens=self.draft_tokens, max_length=self.max_length
+        )
+
+    def start(self, target: Target) -> "TwoEngineProposer":
+        """Make the draft's pool, and put its weights where the target's are.
+
+        Raises:
+            IncompatiblePlan: another vocabulary or page size, or a recurrent state.
+        """
+        _require_match(self, target)
+        return TwoEngineProposer(self, target)
+
+
+class TwoEngineProposer(Forgetful):
+    """A draft model beside one engine."""
+
+    def __init__(self, facts: TwoEngine, target: Target):
+        self.num_drafted = facts.draft_tokens
+        self._stepper = Stepper(
+            facts.model,
+            facts.draft_groups,
+            target.topology,
+            target.order,
+            target.executor,
+        )
+        self.pages = OwnPages(
+            facts.draft_groups,
+            facts.paid,
+            target.topology,
+            target.config,
+            target.poison,
+            self._stepper.page_sharding,
+        )
+        self._buckets = declare(target.config, self.pages.page_tokens)
+        self._chunk = target.config.prefill_chunk
+        self._longest = facts.max_length or facts.model.spec.max_position
+        self._terms = tuple(
+            followers.terms(facts.draft_groups, target.topology, target.order)
+        )
+        self._has_warned = False
+
+    def begin(self, sequence: Sequence, may_wait: bool) -> bool:
+        """Hold pages for a sequence's tokens too."""
+        return self.pages.begin(sequence, may_wait)
+
+    def propose(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
+        """Read what is new of each sequence, and draw what may come next."""
+        faults, reading = {}, []
+        for at, (sequence, count) in enumerate(zip(sequences, most, strict=True)):
+            mine, count = self._ready(sequence, count)
+            if mine is None or not count:
+                faults |= {at: _NO_ROOM} if mine is None else {}
+                continue
+            reading.append((at, sequence, mine, count))
+        if not reading:
+            return Proposal(tuple(() for _ in sequences), faults=faults)
+        found = [()] * len(sequences)
+        chains = self._draw([row[1:] for row in reading])
+        for (at, *_), each in zip(reading, chains, strict=True):
+            found[at] = each.tokens if each.is_sound else ()
+            faults |= {} if each.is_sound else {at: chain.NO_NUMBERS}
+        return Proposal(tuple(found), faults=faults)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Give the draft's pages of a sequence back."""
+        self.pages.forget(sequence)
+
+    def warm_up(self) -> int:
+        """Compile every declared bucket, and those of two tokens a row."""
+        before = sum(self._stepper.num_traces.values())
+        buckets = self._buckets.all()
+        pairs = {each._replace(tokens=_LAG) for each in buckets if each.tokens == 1}
+        for bucket in (*buckets, *sorted(pairs)):
+            batch = self._stepper.pack((), bucket)
+            self.pages.pool, _ = self._stepper(self.pages.pool, batch)
+        return sum(self._stepper.num_traces.values()) - before
+
+    def objections(self) -> tuple[str, ...]:
+        """Return the laws of the draft's pool that do not hold."""
+        return self.pages.objections()
+
+    def claims(self) -> tuple[Term, ...]:
+        """Return what the draft keeps of each row of the target."""
+        return self._terms
+
+    def _ready(self, sequence: Sequence, most: int) -> tuple[Mine | None, int]:
+        """Read a sequence up to its last tokens; return for how many there is room."""
+        length = len(sequence.tokens)
+        # All drawn tokens but the last are fed, behind those known.
+        count = min(most, self._longest - length + 1)
+        mine = self.pages.settled(sequence)
+        if count <= 0:
+            self._warn()
+            return mine, 0
+        if mine is None or not self._catch_up(sequence, mine):
+            return None, 0
+        room = self.pages.extend(mine, length, count - 1)
+        return (None, 0) if room is None else (mine, room + 1)
+
+    def _catch_up(self, sequence: Sequence, mine: Mine) -> bool:
+        """Read in chunks until a token or two are left; say whether there was room."""
+        tokens = sequence.tokens
+        while (left := len(tokens) - len(mine.fed)) > _LAG:
+            start, count = len(mine.fed), min(left - 1, self._chunk)
+            if self.pages.extend(mine, start + count) is None:
+                return False
+            feed = Feed(tuple(tokens[start : start + count]), start, mine.held)
+            batch = self._stepper.pack([feed], self._buckets.prefill(count, feed.end))
+            self.pages.pool = self.pages.table.apply(self.pages.pool)
+            self.pages.pool, _ = self._stepper(self.pages.pool, batch)
+            self.pages.passed(mine, feed.tokens)
+        return True
+
+    def _draw(self, rows: list[tuple[Sequence, Mine, int]]) -> list[chain.Chain]:
+        """Feed the last tokens of each row and draw the next ones."""
+        feeds = [
+            Feed(tuple(s.tokens[len(mine.fed) :]), len(mine.fed), mine.held)
+            for s, mine, _ in rows
+        ]
+        longest = max(feed.end for feed in feeds)
+        first = None
+        if any(len(feed.tokens) > 1 for feed in feeds):
+            first = self._bucket(len(feeds), longest)._replace(tokens=_LAG)
+        self.pages.pool = self.pages.table.apply(self.pages.pool)
+        self.pages.pool, chains = chain.draw(
+            self._stepper,
+            self.pages.pool,
+            feeds,
+            self._bucket,
+            [count for *_, count in rows],
+            first,
+        )
+        for (sequence, mine, _), feed, each in zip(rows, feeds, chains, strict=True):
+            self.pages.passed(mine, feed.tokens)
+            self.pages.publish(sequence)
+            mine.fed.extend(each.tokens[:-1])
+        return chains
+
+    def _bucket(self, rows: int, length: int) -> Bucket:
+        return self._buckets.decode(rows, length)
+
+    def _warn(self) -> None:
+        """Say once that texts outgrow the draft."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                errors.say(
+                    f"drafting behind {self._longest} tokens",
+                    "the draft knows no longer texts, so the target goes on alone",
+                    "Use a draft of longer texts, or lower serve.max_length",
+                ),
+                stacklevel=2,
+            )
+
+
+def _require_match(facts: TwoEngine, target: Target) -> None:
+    """Refuse a draft that speaks other tokens, or cannot take any back."""
+    mine, theirs = facts.model.spec.vocab, target.model.spec.vocab
+    size, of_target = facts.draft_groups[0].page_size, target.own_groups[0].page_size
+    laws = {
+        f"its vocabulary has {mine} ids, the target's {theirs}": mine == theirs,
+        f"its pages have {size} tokens, the target's {of_target}": size == of_target,
+        "a recurrent state cannot forget a rejected token": not any(
+            group.is_state for group in facts.draft_groups
+        ),
+    }
+    broken = [law for law, holds in laws.items() if not holds]
+    if broken:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"drafting with {facts.model.source}",
+                "; ".join(broken),
+                "Use a draft of attention layers with the target's vocabulary and "
+                "page size",
+            )
+        )
