@@ -53,7 +53,7 @@ def test_a_script_that_begins_with_an_append_loses_nothing(make_disk, deaths):
 SCRIPTS = {
     "commits": "msg k1; recall q1; commit; batch k2; extract; commit; msg k1",
     "servings with messages": (
-        "recall q1 append; carry k1 q1; recall q2; commit; recall q3; batch k2; commit 1"
+        "recall q1 append; carry k1 q1; recall q2; commit; recall q3; msg k2; commit 1"
     ),
     "chains and deletion": "msg k1; chain one; chain two; delete; create; msg k1",
 }
