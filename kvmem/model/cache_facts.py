@@ -10,7 +10,9 @@ words, all of it at once.
                        "qk_nope_head_dim": 128})
     sum(f.token_nbytes for x in spec.layer_specs() for f in x.fields)      # 70,272
 
-Rows here are sizes: how keys were rotated is a fact of the decoder that runs.
+Rows here are sizes: how keys were rotated is a fact of the decoder that runs. That
+DeepSeek-V3.2's index keys are mixed behind their rotation is one of the model (its
+published inference code), and decides whether they may be moved.
 """
 
 import dataclasses
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvmem.errors import FormatMismatch, say
-from kvmem.geometry import LayerSpec, kinds
+from kvmem.geometry import LayerSpec, Rope, kinds
 from kvmem.model import config_fields
 from kvmem.settings import Table
 
@@ -190,7 +192,8 @@ def _sparse_latents(facts: Mapping[str, Any], kv_dtype: str) -> tuple[LayerSpec,
     for index in range(facts["num_hidden_layers"]):
         found.append(_latent(facts, index, kv_dtype, fp8=kv_dtype == FP8))
         name = f"layers.{index}.indexer"
-        found.append(kinds.indexer(name, index, dim=facts["index_head_dim"]))
+        key = {"dim": facts["index_head_dim"], "rope": Rope(kind="hadamard")}
+        found.append(kinds.indexer(name, index, **key))
     return tuple(found)
 
 

@@ -137,6 +137,10 @@ class Blender:
         library = self._libraries.get(identity, Library(self.config.chunk_tokens))
         library.forget(number)
 
+    def clear(self) -> None:
+        """Drop every registered text, of all identities."""
+        self._libraries.clear()
+
     def texts(self, identity: Identity = PLAIN) -> tuple[int, ...]:
         """Return the numbers of the texts that are registered under an identity."""
         library = self._libraries.get(identity)
@@ -170,14 +174,17 @@ class Blender:
         number = self.add(sequence.tokens[:count], records, identity)
         self._learning[sequence.request_id] = identity, number
 
-    def fill(self, pool: pools.Pool, sequence: Sequence) -> tuple[pools.Pool, Blended]:
+    def fill(
+        self, pool: pools.Pool, sequence: Sequence, left: int = 1
+    ) -> tuple[pools.Pool, Blended]:
         """Donates `pool`. Put what is found of a sequence's tokens into its pages.
 
-        All known tokens but the last are in the pages then, or as many as before. The
-        pages must be handed out on the device, those from `num_computed` on be its own.
+        All known tokens but the last `left` are in the pages then, or as many as
+        before. The pages must be handed out on the device, those from `num_computed` on
+        be its own.
         """
         started = time.perf_counter()
-        known, first = len(sequence.tokens) - 1, sequence.num_computed
+        known, first = len(sequence.tokens) - left, sequence.num_computed
         library = self._library_of(sequence)
         if library is None or known <= first:
             return pool, Blended()
