@@ -234,7 +234,7 @@ class Loop:
         deltas = []
         for choice, token in zip(choosing[:own], chosen, strict=False):
             deltas += self._emit(choice.sequence, [token])
-            self._conclude_if_ended(choice.sequence)
+            self._finish_ended([choice.sequence])
         return deltas + self._verify(drafted, chosen[own:])
 
     def _verify(self, drafted: list[Row], chosen: list[_Chosen]) -> list[Delta]:
@@ -256,8 +256,7 @@ class Loop:
                 self._run(again)
             self.verifier.settle(settled)
             self.pool = self.verifier.wipe(self.table.apply(self.pool))
-        for row in drafted:
-            self._conclude_if_ended(row.sequence)
+        self._finish_ended([row.sequence for row in drafted])
         return deltas
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
@@ -282,12 +281,16 @@ class Loop:
                 break
         return deltas
 
-    def _conclude_if_ended(self, sequence: Sequence) -> None:
-        if sequence.finish_reason:
+    def _finish_ended(self, sequences: list[Sequence]) -> None:
+        """Finish those that have ended, then conclude their requests."""
+        ended = [sequence for sequence in sequences if sequence.finish_reason]
+        for sequence in ended:
             self._finish(sequence)
+        for request_id in dict.fromkeys(s.request_id for s in ended):
+            self._conclude(request_id)
 
     def _finish(self, sequence: Sequence) -> None:
-        """Keep a finished sequence's records, give its pages back, and conclude."""
+        """Keep a finished sequence's records, and give its pages back."""
         if self.recall and self.recall.store.writable and not sequence.is_mixed:
             self.pool = self.table.apply(self.pool)
             try:
@@ -299,7 +302,6 @@ class Loop:
             self.blender.keep(self.pool, sequence)
         self.balance.observe(sequence)
         self.scheduler.finish(sequence)
-        self._conclude(sequence.request_id)
 
     def _conclude(self, request_id: int) -> None:
         """Make the output of a request once all its samples have ended."""
