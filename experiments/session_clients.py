@@ -89,20 +89,23 @@ class Worker:
         self.sent: dict[str, list[str]] = collections.defaultdict(list)
         self.times_s: dict[str, list[float]] = collections.defaultdict(list)
         self.leaks: list[str] = []
-        self.num_repeats = 0
+        self.num_repeats, self.fault = 0, ""
         self._random = random.Random(plan.seed * 1009 + number)
         self._client = Client(url, key, actor=self.actor, timeout_s=30.0)
         self._capture, self._history = Capture(self._client), []
         self._me = f"user-{self.user} client-{number}"
 
     def run(self) -> None:
-        """Do all operations, each until it is acknowledged."""
-        with self._client:
-            verbs = self._random.choices(
-                list(_SHARE), list(_SHARE.values()), k=self.plan.operations
-            )
-            for i, verb in enumerate(verbs):
-                getattr(self, f"_{verb}")(i)
+        """Do all operations, each until it is acknowledged; note what went wrong."""
+        verbs = self._random.choices(
+            list(_SHARE), list(_SHARE.values()), k=self.plan.operations
+        )
+        try:
+            with self._client:
+                for i, verb in enumerate(verbs):
+                    getattr(self, f"_{verb}")(i)
+        except Exception as error:
+            self.fault = f"client {self.number}: {error!r}"
 
     def _append(self, i: int) -> None:
         """Append one to three messages, to the user's session or to one's own."""

@@ -132,6 +132,7 @@ def _judged(
             wrong += [f"{name}: {words}" for words in misplaced(sent, found)]
             unsound += [f"{name}: {v}" for v in store.fsck(me.session(name))]
     store.close()
+    faults = [worker.fault for worker in workers if worker.fault]
     leaks = [leak for worker in workers for leak in worker.leaks]
     repeats = sum(worker.num_repeats for worker in workers)
     sent = sum(len(texts) for worker in workers for texts in worker.sent.values())
@@ -141,6 +142,7 @@ def _judged(
         "what was acknowledged is there once, in order, and its user's alone",
         "host",
         checks=(
+            Check("every client did all it had to", not faults, _first(faults)),
             Check("every message is there once, in order", not wrong, _first(wrong)),
             Check("as many as were sent", sent == num_messages, f"{num_messages}"),
             Check("no read of another scope", not leaks, _first(leaks)),

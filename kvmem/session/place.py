@@ -87,7 +87,7 @@ class Place:
 
     def unsettle(self) -> None:
         """Forget what is known of the folder: it is another one now."""
-        for path in [p for p in self.durable if p.is_relative_to(self.folder)]:
+        for path in [p for p in list(self.durable) if p.is_relative_to(self.folder)]:
             self.durable.pop(path, None)
         self.logs.pop(self.file(LOG), None)
 

@@ -18,7 +18,7 @@ def test_the_smoke_config_runs_whole(repo_root, tmp_path, monkeypatch, capsys):
     smoke = repo_root / "configs" / "smoke" / "session_load.toml"
     assert command.main(["run", str(smoke), "--debug"]) == 0
     data = json.loads(pathlib.Path("runs/smoke-session_load/record.json").read_text())
-    assert data["ok"] and len(data["checks"]) == 5 + 3
+    assert data["ok"] and len(data["checks"]) == 6 + 3
     assert data["kills"] == 1 and data["messages"] > 0
     assert {"append_p50_ms", "push_p99_ms", "requests_per_s"} <= set(
         data["measurements"]
