@@ -336,7 +336,7 @@ def _hostile(argument: Argument, key) -> jax.Array:
     (n,), high = argument.shape, argument.high
     ids = jax.random.randint(key, (n,), max(0, high - 4 * n), high, jnp.int32)
     odd = jnp.array([high, -1, high - 1, 2**31 - 1, high - 1], jnp.int32)
-    return ids.at[jnp.arange(min(5, n // 2)) * 2].set(odd[: min(5, n // 2)])
+    return ids.at[1 + jnp.arange(min(5, n // 2)) * 2].set(odd[: min(5, n // 2)])
 
 
 def _offsets(model: Model, count: int) -> np.ndarray:
