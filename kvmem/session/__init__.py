@@ -12,12 +12,12 @@ recall fails open and says so, capture fails loud.
 """
 
 from kvmem.session.append import Appended
+from kvmem.session.asking import Entry, Recall
 from kvmem.session.commit import Committed
 from kvmem.session.cooldown import Cooldown, messages, resident, tokens, turns
 from kvmem.session.io import OsIO, Step
 from kvmem.session.message import Message
 from kvmem.session.principal import Principal
-from kvmem.session.recall import Entry, Recall
 from kvmem.session.search import Hit, Retriever
 from kvmem.session.session import Session
 from kvmem.session.store import SessionStore

@@ -22,10 +22,10 @@ from kvmem.session import (
     state,
     tombstone,
 )
+from kvmem.session.asking import Recall
 from kvmem.session.lines import Batch, Log
 from kvmem.session.log import Repair
 from kvmem.session.place import Place
-from kvmem.session.recall import Recall
 
 
 class Appended(NamedTuple):

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from kvmem.errors import Denied, NotFound, say
 from kvmem.session import actors, capture, forget, ids, place, recall
+from kvmem.session.asking import Mark, Recall, RenderFn, ask
 from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.identity import Identity
 from kvmem.session.items import Item, Items
-from kvmem.session.recall import Mark, Recall, RenderFn
 from kvmem.session.session import Session
 
 
@@ -191,7 +191,7 @@ class Principal:
             Denied: the session is another user's.
         """
         rules = self.store.rules
-        asked = recall.ask(
+        asked = ask(
             query,
             self.actor_of(actor),
             rules.peer_scope if peer_scope is None else peer_scope,

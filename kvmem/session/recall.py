@@ -15,110 +15,20 @@ without any lock, and under the lock what was cooled meanwhile is dropped and th
 recorded, last of all. What was not served is not recorded, and then nothing is written.
 """
 
+import contextlib
 import dataclasses
-import hashlib
 import logging
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
 
 from kvmem.errors import ConfigError, Conflict, KVMemError, say
-from kvmem.session import cooldown, ids, ledger, materialise, state, tombstone, views
-from kvmem.session.cooldown import Cooldown
+from kvmem.session import cooldown, ledger, materialise, state, tombstone, views
+from kvmem.session.asking import Ask, Entry, Recall, SearchFn, Status
 from kvmem.session.ledger import Ledger, Record, Request
 from kvmem.session.place import Place
 from kvmem.session.search import Hit, Retriever
 from kvmem.session.state import State
 
-Status = Literal["off", "new", "ok", "reset", "write_failed", "unavailable", "replayed"]
-Mark = Literal["return", "append"]
-# Which tier of a hit is given: "uri", "abstract", "overview", "full"; None: it is not.
-RenderFn = Callable[[Hit], str | None]
-SearchFn = Callable[[int], Sequence[Hit]]  # how many are wanted -> hits, best first
 _logger = logging.getLogger("kvmem.session")
-
-
-@dataclasses.dataclass(frozen=True)
-class Entry:
-    """One memory that is given."""
-
-    uri: str
-    tier: str
-    text: str
-    score: float
-    peer: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Recall:
-    """What a recall answers; `append(carries=[...])` takes it if a message holds it."""
-
-    id: str
-    entries: tuple[Entry, ...]
-    status: Status
-    cooled: int = 0  # memories the ledger holds back, found or not
-    excluded: int = 0  # found, and held back
-    retrieval_errors: int = 0
-    turn: int | None = None  # the clock in messages; None without a session
-    reason: str | None = None  # of a status or an error that is not as it should be
-    rendered: str = ""  # the texts; empty if `served` says that nothing is relevant
-    actor: str | None = None
-    records: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ask:
-    """One recall, checked."""
-
-    query: str
-    actor: str | None
-    peer_scope: str
-    policy: Cooldown
-    limit: int
-    id: str
-    is_named: bool  # the caller chose the id, so a retry is answered the same
-    mark: Mark
-    render: RenderFn
-    served: Callable[[Sequence[Entry]], bool]
-
-    @property
-    def query_digest(self) -> str:
-        """Return what tells this query from another under the same id."""
-        return hashlib.sha256(self.query.encode("utf-8", "replace")).hexdigest()[:32]
-
-
-def ask(
-    query: str,
-    actor: str | None,
-    peer_scope: str,
-    policy: Cooldown,
-    limit: int = 8,
-    request_id: str | None = None,
-    mark: Mark = "return",
-    render: RenderFn | None = None,
-    served: Callable[[Sequence[Entry]], bool] | None = None,
-) -> Ask:
-    """Return a recall's arguments, checked, or raise ConfigError or InvalidId."""
-    peer_scope = views.checked_scope(peer_scope)
-    if mark not in ("return", "append"):
-        law = 'a recall counts as served at its "return" or at an "append"'
-        raise ConfigError(say(f"mark={mark!r}", law, "Pass one of them"))
-    if not isinstance(limit, int) or limit < 1:
-        law = "a recall gives at least 1 memory"
-        raise ConfigError(say(f"limit={limit!r}", law, "Pass 1 or more"))
-    name = uuid.uuid4().hex if request_id is None else request_id
-    return Ask(
-        query,
-        actor,
-        peer_scope,
-        policy,
-        limit,
-        ids.check_key(name, "request id"),
-        request_id is not None,
-        mark,
-        render or (lambda hit: "full"),
-        served or bool,
-    )
 
 
 def run(
@@ -141,7 +51,8 @@ def run(
     found, status, reason = _opened(asked, place, generation)
     before = _replay(asked, found)
     if before is not None:
-        place.settle()
+        with contextlib.suppress(OSError):  # it is answered all the same
+            place.settle()
         return before
     cooled = _cooled(asked, place, found)
     hits, num_errors, error = _searched(asked, search, len(cooled))

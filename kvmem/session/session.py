@@ -26,11 +26,11 @@ from kvmem.session import (
 )
 from kvmem.session import chains as chain_files
 from kvmem.session.append import Appended
+from kvmem.session.asking import Ask, Recall, SearchFn
 from kvmem.session.commit import Committed, ExtractFn
 from kvmem.session.ledger import Record
 from kvmem.session.message import Message
 from kvmem.session.place import HISTORY, LOG, Place
-from kvmem.session.recall import Recall
 
 
 class Session:
@@ -172,7 +172,7 @@ class Session:
                 hook(self, named)
             materialise.remove(place)
 
-    def recalled(self, asked: recall.Ask, search: recall.SearchFn) -> Recall:
+    def recalled(self, asked: Ask, search: SearchFn) -> Recall:
         """Answer a recall that was checked; `Principal.recall` asks."""
         return recall.run(asked, self.place, self._generation, search)
 

@@ -1,0 +1,302 @@
+"""Recall: what was served a moment ago is held back; whatever breaks, it answers."""
+
+import dataclasses
+import json
+
+import pytest
+
+from kvmem.errors import ConfigError, Conflict, Denied, InvalidId
+from kvmem.session import Hit, OsIO, SessionStore, messages
+from kvmem.session.place import LEDGER, LOG
+
+HITS = [Hit("A", "alpha", 0.9), Hit("B", "beta", 0.8), Hit("C", "gamma", 0.7)]
+
+
+class Finds:
+    """A retriever with some hits, that notes what it was asked."""
+
+    def __init__(self, *hits: Hit):
+        self.hits, self.asked, self.during = list(hits), [], None
+
+    def search(self, principal, query, limit, actor, peer_scope):
+        self.asked.append((query, limit, actor, peer_scope))
+        if self.during:
+            self.during()
+        return self.hits[:limit]
+
+
+@pytest.fixture
+def finds():
+    return Finds(*HITS)
+
+
+@pytest.fixture
+def me(tmp_path, finds):
+    store = SessionStore.open(tmp_path / "root", retriever=finds, wait_s=0.05)
+    return store.principal("lab", "ann")
+
+
+def say(*texts: str) -> list[dict]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+def uris(found) -> list[str]:
+    return [entry.uri for entry in found.entries]
+
+
+def test_enough_is_asked_for_that_the_limit_is_met_behind_what_is_cooled(me, finds):
+    session = me.session("s")
+    assert uris(me.recall("q", session=session, limit=1)) == ["A"]
+    found = me.recall("q", session=session, limit=1)
+    assert uris(found) == ["B"] and (found.cooled, found.excluded) == (1, 1)
+    found = me.recall("q", session=session, limit=1)
+    assert uris(found) == ["C"] and (found.cooled, found.excluded) == (2, 2)
+    assert [limit for _, limit, _, _ in finds.asked] == [1, 2, 3]
+
+
+def test_equal_texts_are_given_once(me, finds):
+    finds.hits = [Hit("A", "same", 1.0), Hit("B", "same", 0.9), Hit("C", "other", 0.8)]
+    assert uris(me.recall("q", session=me.session("s"))) == ["A", "C"]
+    assert set(me.session("s").ledger()) == {"A", "C"}
+
+
+def test_render_says_how_much_of_a_hit_is_given(me):
+    tiers = {"A": "abstract", "B": "uri", "C": None}
+    session = me.session("s")
+    found = me.recall("q", session=session, render=lambda hit: tiers[hit.uri])
+    assert [(e.uri, e.tier, e.text) for e in found.entries] == [
+        ("A", "abstract", "alpha"),
+        ("B", "uri", "B"),
+    ]
+    assert found.rendered == "alpha\n\nB"
+    assert {u: r.detail for u, r in session.ledger().items()} == {
+        "A": "abstract",
+        "B": "uri",
+    }
+    assert uris(me.recall("q", session=session)) == ["B", "C"], "a bare uri never cools"
+
+
+def test_what_is_not_shown_is_not_recorded(me):
+    session = me.session("s")
+    seen = []
+    found = me.recall("q", session=session, served=lambda e: bool(seen.append(e)))
+    assert uris(found) == ["A", "B", "C"] and found.rendered == ""
+    assert len(seen) == 1 and not session.place.file(LEDGER).exists()
+
+
+def test_without_a_session_or_a_window_nothing_is_made(me):
+    for found in (
+        me.recall("q"),
+        me.recall("q", session=me.session("s"), cooldown=messages(0)),
+    ):
+        assert found.status == "off" and found.turn is None and len(found.entries) == 3
+    assert not me.folder.exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"peer_scope": "user"},
+        {"mark": "later"},
+        {"limit": 0},
+        {"cooldown": 3},
+        {"query": None},
+        {"render": lambda hit: "whole"},
+    ],
+)
+def test_a_recall_of_the_wrong_form_is_refused(me, wrong):
+    with pytest.raises(ConfigError):
+        me.recall(**{"query": "q", "session": me.session("s")} | wrong)
+
+
+def test_a_session_of_another_user_is_refused(me):
+    bob = me.store.principal("lab", "bob")
+    with pytest.raises(Denied):
+        me.recall("q", session=bob.session("s"))
+    assert not bob.folder.exists()
+
+
+# Retries.
+
+
+def test_a_retry_is_answered_as_before_in_another_process_too(me, finds, tmp_path):
+    session = me.session("s")
+    first = me.recall("q", session=session, request_id="r", limit=2)
+    finds.hits = []
+    for principal in (me, SessionStore.open(tmp_path / "root").principal("lab", "ann")):
+        again = principal.recall("q", session=principal.session("s"), request_id="r")
+        assert again == dataclasses.replace(first, status="replayed")
+
+
+def test_a_request_id_of_another_query_or_actor_is_a_conflict(me):
+    session = me.session("s")
+    me.recall("q", session=session, request_id="r")
+    with pytest.raises(Conflict, match="another query"):
+        me.recall("p", session=session, request_id="r")
+    with pytest.raises(Conflict):
+        me.recall("q", session=session, request_id="r", actor="planner")
+
+
+def test_the_newest_hundred_answers_are_kept(me, finds):
+    session = me.session("s")
+    for i in range(103):
+        finds.hits = [Hit(f"u{i}", f"text {i}", 1.0)]
+        me.recall("q", session=session, request_id=f"r{i}")
+    kept = json.loads(session.place.file(LEDGER).read_text())["requests"]
+    assert list(kept) == [f"r{i}" for i in range(3, 103)]
+
+
+# Served with a message.
+
+
+def test_a_memory_marked_at_its_message_counts_from_there(me):
+    session = me.session("s")
+    found = me.recall("q", session=session, mark="append", limit=1, request_id="r")
+    assert session.ledger() == {}
+    session.append(say("x", "y"))
+    session.append(say("with A"), carries=["r"])
+    assert session.ledger()["A"].turn == 2
+    assert session.messages()[2].carries == ("r",)
+    session.append(say("once more"), carries=[found])
+    assert session.ledger()["A"].turn == 3
+
+
+def test_a_serving_with_a_message_survives_the_ledger_and_a_commit(me):
+    session = me.session("s")
+    found = me.recall("q", session=session, mark="append", limit=1)
+    session.append(say("with A"), carries=[found])
+    session.place.file(LEDGER).unlink()
+    assert session.ledger()["A"].turn == 0, "the line says it"
+    session.commit()
+    assert session.ledger()["A"].turn == 0
+    assert "A" not in uris(me.recall("q", session=session))
+    assert me.store.fsck(session) == ()
+
+
+def test_carrying_a_recall_that_was_served_at_once_does_not_serve_it_again(me):
+    session = me.session("s")
+    found = me.recall("q", session=session, request_id="r", limit=1)
+    session.append(say("x"))
+    session.append(say("with A"), carries=["r"])
+    session.append(say("with A"), carries=[found])
+    assert session.ledger()["A"].turn == 0
+
+
+def test_a_recall_that_nobody_knows_cannot_be_carried_and_writes_nothing(me):
+    session = me.session("s")
+    with pytest.raises(InvalidId, match="no recall of this session"):
+        session.append(say("x"), key="k", carries=["unknown"])
+    assert session.clock == 0
+    off = me.recall("q", mark="append")
+    session.append(say("x"), key="k", carries=[off])
+    assert set(session.ledger()) == {"A", "B", "C"}
+    assert session.append(say("x"), key="k", carries=["unknown"]).is_repeat
+
+
+# Whatever is wrong, it answers.
+
+
+def test_a_damaged_log_makes_recall_unavailable_and_not_silent(me):
+    session = me.session("s")
+    session.append(say("a"))
+    session.append(say("b"))
+    path = session.place.file(LOG)
+    path.write_bytes(path.read_bytes().replace(b'"a"', b'"x"'))
+    found = me.recall("q", session=session)
+    assert found.status == "unavailable" and "line 2" in found.reason
+    assert uris(found) == ["A", "B", "C"] and found.turn is None
+
+
+def test_a_deleted_session_is_unavailable_and_stays_deleted(me, finds):
+    session = me.session("s")
+    session.append(say("a"))
+    me.session("s").delete()
+    found = me.recall("q", session=session)
+    assert found.status == "unavailable" and "deleted" in found.reason
+    session.create()
+    finds.during = me.session("s").delete  # while the search runs
+    found = me.recall("q", session=session)
+    assert found.status == "write_failed" and len(found.entries) == 3
+    assert not session.place.folder.exists()
+
+
+def test_a_busy_session_is_waited_for_and_then_told_of(me, finds):
+    session = me.session("s")
+    session.create()
+    with session.place.locked():
+        assert me.recall("q", session=session).status == "unavailable"
+    held = session.place.locked()
+    finds.during = held.__enter__
+    found = me.recall("q", session=session)
+    held.__exit__(None, None, None)
+    assert found.status == "write_failed" and "another writer" in found.reason
+    assert len(found.entries) == 3 and session.ledger() == {}
+
+
+def test_a_memory_cooled_while_the_search_ran_is_dropped(me, finds):
+    session = me.session("s")
+
+    def other():
+        finds.during = None
+        me.recall("q", session=session, limit=2)
+
+    finds.during = other
+    found = me.recall("q", session=session)
+    assert uris(found) == ["C"] and (found.cooled, found.excluded) == (2, 2)
+
+
+def test_a_ledger_of_another_session_or_version_is_reset_and_kept(me):
+    session = me.session("s")
+    for number, bad in enumerate(
+        [b"[1]", b'{"version":2}', b'{"version":1,"session":"t","entries":{"A":1}}']
+    ):
+        session.create()
+        session.place.file(LEDGER).write_bytes(bad)
+        found = me.recall("q", session=session)
+        assert found.status == "reset" and len(found.entries) == 3
+        kept = session.place.file(f".recall_log.bad-{number}")
+        assert kept.read_bytes() == bad
+        assert me.recall("q", session=session).status == "ok"
+
+
+def test_a_bad_ledger_stays_where_it_is_while_nothing_is_served(me, finds):
+    session = me.session("s")
+    session.create()
+    session.place.file(LEDGER).write_bytes(b"bad")
+    finds.hits = []
+    assert me.recall("q", session=session).status == "reset"
+    assert session.place.file(LEDGER).read_bytes() == b"bad"
+
+
+def test_a_bad_ledger_that_cannot_be_set_aside_is_not_overwritten(me, finds):
+    class Stuck(OsIO):
+        def replace(self, old, new):
+            if "bad-" in new.name:
+                raise OSError(5, "Input/output error")
+            super().replace(old, new)
+
+    session = me.session("s")
+    session.create()
+    session.place.file(LEDGER).write_bytes(b"bad")
+    stuck = SessionStore.open(me.store.root, io=Stuck(), retriever=finds)
+    ann = stuck.principal("lab", "ann")
+    assert ann.recall("q", session=ann.session("s")).status == "write_failed"
+    assert session.place.file(LEDGER).read_bytes() == b"bad"
+
+
+@pytest.mark.case("SES-09")
+def test_what_was_saved_in_one_session_is_found_in_another(open_store):
+    """The rule: self memories are every actor's; a peer's only under that actor."""
+    ann = open_store().principal("lab", "ann")
+    ann.session("s1").append(say("I like tea"))
+    ann.remember("Ann likes tea")
+    ann.remember("Wang likes tea", peer="wang")
+    ann.session("s1").commit()
+
+    def found(actor):
+        texts = ann.recall("tea", session=ann.session("s2"), actor=actor).entries
+        return sorted(e.text for e in texts)
+
+    assert found(None) == found("zhang") == ["Ann likes tea"]
+    assert found("wang") == ["Ann likes tea", "Wang likes tea"]
+    ann.store.close()
