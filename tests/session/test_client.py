@@ -6,7 +6,14 @@ import inspect
 import pytest
 
 from kvmem import errors
-from kvmem.session import Principal, Session, messages, resident, tokens
+from kvmem.session import (
+    Principal,
+    Session,
+    SessionStore,
+    messages,
+    resident,
+    tokens,
+)
 from kvmem.session.client import AsyncClient, Client, RemoteSession
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -45,6 +52,29 @@ def test_a_conversation_is_the_same_in_process_and_over_http(user):
     session.delete()
     with pytest.raises(errors.Deleted):
         session.append(HELLO)
+
+
+@pytest.mark.case("SES-32")
+def test_what_is_forgotten_is_nowhere(user, me, store, request):
+    session, words = user.session("s1"), "Ann's zebrafinch sings."
+    uri = user.remember(words, key="k").uri
+    found = user.recall("zebrafinch", session=session, request_id="q1")
+    part = {"type": "context", "uri": uri, "text": words}
+    session.append([{"role": "user", "content": ["hello", part]}], carries=[found])
+    assert user.forget(uri) == (uri,)
+    assert user.recall("zebrafinch").entries == ()
+    assert user.recall("zebrafinch", session=session, request_id="q1").entries == ()
+    assert [m.text for m in session.messages()] == ["hello"]
+    with pytest.raises(errors.Deleted):
+        user.remember(words, key="k")
+    if user is not me:
+        store = request.getfixturevalue("served").store
+    assert store.principal("lab", "ann").session("s1").ledger() == {}
+    files = [path for path in store.root.rglob("*") if path.is_file()]
+    assert [p for p in files if b"zebrafinch" in p.read_bytes()] == []
+    again = SessionStore.open(store.root).principal("lab", "ann")
+    assert again.items.list() == again.items.search("zebrafinch") == ()
+    assert user.forget(uri) == ()
 
 
 def test_a_retry_under_one_request_id_is_answered_the_same(user):

@@ -132,7 +132,7 @@ def _filled(me, secret: str, actors, steps) -> list[str]:
     return [secret, *own]
 
 
-@pytest.mark.case("SES-01", "SES-02")
+@pytest.mark.case("SES-01", "SES-02", "SES-25")
 @hypothesis.given(
     st.lists(st.sampled_from(["remember", "append", "recall", "commit"]), max_size=4)
 )

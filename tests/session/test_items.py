@@ -117,6 +117,17 @@ def test_a_text_that_cannot_be_kept_is_refused(items, bad):
         items.put("memories/x", bad)
 
 
+@pytest.mark.case("SES-29")
+def test_separators_of_lines_stay_in_a_text_and_are_refused_in_a_uri(items):
+    separators = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+    text = separators.join("ab")
+    assert items.remember(text, "memories/a").text == text
+    assert items.get("memories/a").text == text
+    for separator in separators:
+        with pytest.raises(errors.InvalidId):
+            items.put(f"memories/a{separator}b", "x")
+
+
 def test_reading_makes_no_file(me, items):
     assert items.list() == items.search("tea") == items.delete("memories") == ()
     with pytest.raises(errors.NotFound):
@@ -124,7 +135,7 @@ def test_reading_makes_no_file(me, items):
     assert not me.folder.exists()
 
 
-@pytest.mark.case("SES-13")
+@pytest.mark.case("SES-13", "SES-27")
 def test_one_text_from_eight_threads_is_one_item(store, me):
     barrier, uris = threading.Barrier(8), []
 

@@ -68,6 +68,7 @@ def user(request, me):
     return request.getfixturevalue("served").client("lab", "ann")
 
 
+@pytest.mark.case("SES-23")
 def test_memories_stand_at_the_end_of_the_users_message_and_stay_there(user):
     user.remember("Ann takes her tea green.", "memories/tea")
     model = Scripted()
