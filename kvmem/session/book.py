@@ -16,6 +16,7 @@ import os
 import pathlib
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -138,11 +139,23 @@ class Book:
         connection = self._idle.take()
         if connection is None:
             with self._told():
-                connection = self._opened()
+                connection = self._waited_for()
         try:
             yield connection
         finally:
             self._idle.put(connection)
+
+    def _waited_for(self) -> sqlite3.Connection:
+        """Open the file, again while another makes it: there SQLite does not wait."""
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                return self._opened()
+            except sqlite3.OperationalError as error:
+                name = getattr(error, "sqlite_errorname", "")
+                if not name.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.01)
 
     def _opened(self) -> sqlite3.Connection:
         self._top.mkdir(parents=True, exist_ok=True)
