@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from kvmem import budget, geometry
+from kvmem import budget, errors, geometry
 from kvmem.geometry import Topology
 from kvmem.model import cut
-from kvmem.serve import SamplingParams
+from kvmem.serve import Identity, SamplingParams
 from kvmem.serve.draft import TwoEngine
 
 PAGE = 4
@@ -28,7 +28,9 @@ def draft_of(tiny_model):
         model = model or tiny_model(seed=1)
         layers = model.spec.layer_specs("float32")
         groups = geometry.group_layers(layers, page_size)
-        (paid,) = budget.solve(groups, Topology(), (), max_pages=pages).pools
+        (paid,) = budget.solve(
+            groups, Topology(), (), max_pages=pages, sequences=4
+        ).pools
         return TwoEngine(model, groups, paid, **{"draft_tokens": 3, **facts})
 
     return make
@@ -78,3 +80,121 @@ def test_the_first_layers_of_a_model_draft_for_it(made, tiny_model, draft_of):
     plain = made("full").generate(prompts, greedy(12))
     outputs = made("full", draft_of(first)).generate(prompts, greedy(12))
     assert [o.output_ids for o in outputs] == [o.output_ids for o in plain]
+
+
+def tables_of(made):
+    """The target's table and the draft's."""
+    return made.table, made.verifier.proposer.pages.table
+
+
+def test_a_sequence_begins_in_both_pools_or_in_none(made, draft_of):
+    """The draft's pool holds one of the two: the second waits with nothing held."""
+    prompts = [text(seed, 18) for seed in (31, 32)]
+    plain = made("full").generate(prompts, greedy(8))
+    drafted = made("full", draft_of(pages=8))
+    begun = [drafted.add(prompt, greedy(8)) for prompt in prompts]
+    most = 0
+    while drafted.has_work:
+        drafted.step()
+        running = drafted.scheduler.running
+        most = max(most, len(running))
+        of_target, of_draft = (table.accounts().in_use for table in tables_of(drafted))
+        assert (of_target > 0) == (of_draft > 0) == bool(running)
+    outputs = [drafted.take_output(each) for each in begun]
+    assert [o.output_ids for o in outputs] == [o.output_ids for o in plain]
+    assert most == 1
+    assert drafted.stats().drafting.drafted > 0
+
+
+def test_a_draft_too_small_for_any_text_leaves_the_target_alone(made, draft_of):
+    prompts = [text(seed, 18) for seed in (31, 32)]
+    plain = made("full").generate(prompts, greedy(8))
+    drafted = made("full", draft_of(pages=2))
+    outputs = drafted.generate(prompts, greedy(8))
+    assert [o.output_ids for o in outputs] == [o.output_ids for o in plain]
+    stats = drafted.stats().drafting
+    assert stats.drafted == 0
+    assert set(stats.faults) == {"the draft's pool has no room"}
+
+
+@pytest.mark.case("SPC-04")
+def test_behind_the_longest_text_of_the_draft_the_target_goes_on_alone(made, draft_of):
+    """Draft max 32, target max 64, sequence at 33."""
+    drafted = made("full", draft_of(max_length=32), max_length=64)
+    prompt = text(33, 28)
+    (plain,) = made("full", max_length=64).generate(prompt, greedy(20))
+    drafted.add(prompt, greedy(20))
+    pages = drafted.verifier.proposer.pages
+    with pytest.warns(UserWarning, match="behind 32 tokens") as warned:
+        while len(drafted.scheduler.running or [0]) and not warned.list:
+            drafted.step()
+        (sequence,) = drafted.scheduler.running
+        assert len(sequence.tokens) > 32
+        before = np.asarray(pages.pool.pages).copy()
+        proposed = drafted.stats().drafting.drafted
+        for _ in range(3):
+            drafted.step()
+        np.testing.assert_array_equal(np.asarray(pages.pool.pages), before)
+        while drafted.has_work:
+            drafted.step()
+    assert len(warned.list) == 1
+    assert drafted.stats().drafting.drafted == proposed > 0
+    assert drafted.take_output(0).output_ids == plain.output_ids
+
+
+@pytest.mark.case("PFX-11")
+def test_one_tenants_text_is_in_neither_cache_of_another(made, draft_of):
+    drafted, prompt = made("full", draft_of()), text(34, 19)
+    ours, theirs = Identity(salt="s1"), Identity(salt="s2")
+    drafted.generate(prompt, greedy(4), ours)
+    for table in tables_of(drafted):
+        assert table.match(prompt, ours).num_tokens == 16
+        assert table.match(prompt, theirs).num_tokens == 0
+    (output,) = drafted.generate(prompt, greedy(4), theirs)
+    assert output.cached_tokens == 0
+
+
+@pytest.mark.case("NAN-02")
+def test_rows_that_pad_a_batch_write_no_page_of_target_or_draft(made, draft_of):
+    """Three rows in a bucket of four: every page that nobody holds is still poison."""
+    drafted = made("full", draft_of(), prefix_cache=False)
+    for seed in range(3):
+        drafted.add(text(35 + seed, 9), greedy(12))
+    while drafted.has_work:
+        drafted.step()
+        pages = drafted.verifier.proposer.pages
+        for pool in (drafted.table.apply(drafted.pool), pages.pool):
+            free = np.asarray(pool.free)[: int(pool.num_free)]
+            assert (np.asarray(pool.pages)[:, free] == 0xFF).all()
+    assert drafted.stats().drafting.drafted > 0
+
+
+def test_a_draft_of_nan_is_a_fault_and_no_accept_rate(made, tiny_model, draft_of):
+    broken = tiny_model(seed=1)
+    params = {name: np.full_like(w, np.nan) for name, w in broken.params.items()}
+    broken = type(broken)(broken.spec, params, broken.tokenizer, "broken")
+    prompts = [text(seed, 12) for seed in range(2)]
+    plain = made("full").generate(prompts, greedy(6))
+    drafted = made("full", draft_of(broken))
+    outputs = drafted.generate(prompts, greedy(6))
+    assert [o.output_ids for o in outputs] == [o.output_ids for o in plain]
+    stats = drafted.stats().drafting
+    assert (stats.drafted, stats.accept_rate) == (0, 0)
+    assert stats.faults == {"the draft's logits are no numbers": 2 * 4}
+
+
+def test_a_draft_of_another_kind_is_refused(made, tiny_model, hybrid_model, draft_of):
+    with pytest.raises(errors.IncompatiblePlan, match="recurrent state cannot forget"):
+        made("full", draft_of(hybrid_model("state")))
+    with pytest.raises(errors.IncompatiblePlan, match="pages have 8 tokens"):
+        made("full", draft_of(page_size=8))
+
+
+def test_samples_of_one_prompt_share_the_drafts_pages_of_it(made, draft_of):
+    params = SamplingParams(max_tokens=9, temperature=1.2, seed=3, n=3, ignore_eos=True)
+    prompt = text(38, 18)
+    (plain,) = made("full").generate(prompt, params)
+    drafted = made("full", draft_of())
+    (output,) = drafted.generate(prompt, params)
+    assert output.completions == plain.completions
+    assert all(table.accounts().in_use == 0 for table in tables_of(drafted))

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from kvmem import errors
+from kvmem.prefix import Hit
 
 
 def run(scheduler, eos_every=None, limit=10_000):
@@ -156,3 +157,32 @@ def test_every_page_comes_back_after_random_traffic(scheduler, new_sequence, pag
     assert (in_use, free + evictable) == (0, total)
     made.table.clear_cache()
     assert made.table.accounts().free == total
+
+
+def test_a_sequence_is_sent_back_at_most_twice_before_another_ends(
+    scheduler, new_sequence
+):
+    """An outsider takes the free pages whenever the newer sequence has begun."""
+    made = scheduler(num_pages=24)
+    older, newer = (
+        new_sequence(range(seed, seed + 4), max_tokens=60) for seed in (0, 40)
+    )
+    made.add(older)
+    made.add(newer)
+    begun = []
+    for _ in range(3):
+        begun.append([each.sequence for each in made.admit()])
+        free = made.table.accounts().free
+        outsider = made.table.begin(Hit(0, (), ""), [7] * (free * 4))
+        before = newer.num_retracted
+        while newer.held is not None and newer.num_retracted == before:
+            for sequence in made.advance(made.plan()):
+                sequence.accept(50, frozenset(), None)
+        made.table.give_back(outsider)
+        if newer.num_retracted == 2:
+            break
+    assert begun == [[older, newer], [newer]]
+    assert (made.admit(), newer.num_retracted) == ([], 2)
+    made.finish(older)
+    assert [each.sequence for each in made.admit()] == [newer]
+    assert newer.num_retracted == 0
