@@ -88,6 +88,8 @@ def test_backends_are_inherited_by_role():
         "triton",
     )
     assert named.by_role == {"target": "fa3", "decode": "triton"}
+    first = Backends(attention="fa3", prefill="fa4")  # decode is still fa3's
+    assert first.by_role == {"target": "fa3", "prefill": "fa4"}
     both = Backends(attention="fa3", prefill="fa4", decode="triton", draft="flashmla")
     assert both.of_draft == "flashmla"
     assert both.by_role == {"prefill": "fa4", "decode": "triton", "draft": "flashmla"}
