@@ -29,12 +29,15 @@ class Pool:
     def __init__(self, values, scales, page_size, pages, layers=1, pad=0, fill=0xEE):
         self.group = group(values, scales, page_size, layers)
         self.step = page_size * (values + scales) + pad
-        self.blocked = formats.Blocked(page_size, values, scales, self.step)
         self.raw = np.full((layers, pages, self.step), fill, np.uint8)
         line, self.padded = "page (field token dim)", self.step if pad else None
         row = formats.Format(None, "flat", line, "tests")
         declared = formats.declare(row, self.group, list(self.raw), self.padded)
         self.plan = canonical.plan(self.group, Topology(), declared.order)
+        layer, *_ = self.group.layers
+        self.blocked = formats.Blocked.of(layer, page_size, declared.order)
+        assert (self.blocked.values, self.blocked.scales) == (values, scales)
+        assert self.blocked.step == self.step
 
     def pages(self):
         return transfer.as_bytes([jnp.asarray(a) for a in self.raw], self.plan)

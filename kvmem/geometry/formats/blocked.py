@@ -3,8 +3,10 @@
 A page of B tokens keeps V value bytes a token and behind them S scale bytes a token, so
 no token's row is contiguous. Slot s is slot s % B of page s // B. The law: V and S are
 declared, for no shape shows them, and their sum is a multiple of 4 on every backend.
+What pages are apart is said once, by the page order that was declared.
 
     Blocked(64, values=128, scales=4).scale_address(65)    # 16,644
+    Blocked.of(layer, 64, declared.order)                  # padded as its order says
 """
 
 import dataclasses
@@ -12,6 +14,8 @@ import dataclasses
 import numpy as np
 
 from kvmem import errors
+from kvmem.geometry import order as page_order
+from kvmem.geometry.fields import LayerSpec
 
 __all__ = ["Blocked"]
 
@@ -63,6 +67,20 @@ class Blocked:
                     "Declare values and scales that make a row of whole 4-byte words",
                 )
             )
+
+    @classmethod
+    def of(
+        cls, layer: LayerSpec, page_size: int, order: str = "head_major"
+    ) -> "Blocked":
+        """Return the pages of a layer, as a declared order spaces them.
+
+        Raises:
+            FormatMismatch: as the class does.
+        """
+        widths = [0, 0]
+        for field in layer.fields:
+            widths[field.is_scale] += field.row_nbytes
+        return cls(page_size, *widths, page_order.parse(order).page_nbytes)
 
     @property
     def row_nbytes(self) -> int:

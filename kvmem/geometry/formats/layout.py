@@ -56,7 +56,8 @@ def declare(
         IncompatiblePlan: every way in which they are not what the model keeps.
     """
     if form.is_blocked:
-        _require_words(group, page_nbytes)
+        for layer in group.layers:
+            Blocked.of(layer, group.page_size)  # refuses what some backend cannot copy
     topology = topology or Topology()
     line = form.line
     if topology.ranks > 1:
@@ -64,15 +65,6 @@ def declare(
         line = "|".join([*before, f" rank {inside.strip()}"])
     listed = flat(form, group, arrays)
     return declaring.declare(group, topology, line, listed, page_nbytes)
-
-
-def _require_words(group: LifecycleGroup, page_nbytes: int | None) -> None:
-    """Refuse blocked rows that some backend could not copy (`Blocked`)."""
-    for layer in group.layers:
-        widths = [0, 0]
-        for field in layer.fields:
-            widths[field.is_scale] += field.row_nbytes
-        Blocked(group.page_size, *widths, page_nbytes)
 
 
 def flat(form: Format, group: LifecycleGroup, arrays: object) -> list:

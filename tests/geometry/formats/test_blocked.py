@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvmem import errors
+from kvmem.geometry import LayerSpec, Part
 from kvmem.geometry.formats import Blocked
 
 # Slot: (values at, scale at, where a row copy would look) of pages of 64, 128 + 4.
@@ -79,3 +80,11 @@ def test_addresses_past_two_and_four_gigabytes_do_not_wrap():
     assert blocked.scale_address(slot) == want
     assert blocked.scale_address(np.array([slot], np.int64)).tolist() == [want]
     assert blocked.scale_address(np.array([slot], np.int32)).tolist() == [want]
+
+
+def test_a_layers_pages_are_as_far_apart_as_its_declared_order_says():
+    parts = Part("key", 0, 64, "float8_e4m3fn"), Part("scale", 0, 1, "float32", True)
+    layer = LayerSpec("l0", 0, kind="mla", parts=parts, scale=1.0)
+    assert Blocked.of(layer, 64) == Blocked(64, 64, 4)
+    padded = "layer | token head field; page 4416"
+    assert Blocked.of(layer, 64, padded) == Blocked(64, 64, 4, 4416)
