@@ -1,12 +1,14 @@
 """Token shards: ranks that keep different tokens give the logits of one."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kvmem import mesh as meshes
-from kvmem.geometry import Spread, Topology, envelope, group_layers
-from kvmem.model import parallel
+from kvmem.errors import IncompatiblePlan
+from kvmem.geometry import LayerSpec, Spread, Topology, envelope, group_layers
+from kvmem.model import attention, parallel
 from kvmem.model.decoder import Decoder
 from kvmem.pool.table import GroupTable
 
@@ -75,3 +77,56 @@ def test_ranks_stacked_on_one_device_give_the_logits_of_dense(
     spec, params, dense = small
     found = Run(spec, params, Topology(tp, dcp, interleave)).logits()
     np.testing.assert_allclose(found[..., :67], dense, atol=1e-4)
+
+
+def rows_of(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("interleave", [1, 4])
+def test_ranks_without_a_token_in_sight_take_no_part(interleave, window):
+    """Of 4 ranks a short text leaves some empty; a window leaves some out of it."""
+    seqs, new, dcp = 3, 11, 4
+    layer = LayerSpec("a", 0, kv_heads=2, head_dim=4, dtype="float32")
+    (group,) = group_layers([layer], PAGE)
+    env = envelope.build(group, Topology(), 0)
+    q, k = rows_of(1, seqs, new, 4, 4), rows_of(2, seqs, new, 2, 4)
+    v, sinks = rows_of(3, seqs, new, 2, 4), rows_of(4, 4)
+    starts, num_new = np.zeros(seqs, np.int32), np.array([1, 11, 0], np.int32)
+
+    def attend(pages, spread, table):
+        table = GroupTable(table, starts, spread)
+        args = (pages, env, "a", q, k, v, table, starts, num_new)
+        return attention.attend(*args, window=window, sink_logits=sinks)
+
+    def poisoned(ranks, num_pages):
+        return jnp.full((ranks, num_pages, env.nbytes), 0xFF, jnp.uint8)
+
+    whole = np.arange(9, dtype=np.int32).reshape(3, 3)
+    _, expected = attend(poisoned(1, 9)[0], Spread(), whole)
+    spread, wide = Spread(dcp, interleave), np.array([[2], [0], [1]], np.int32)
+    run = jax.vmap(lambda pages: attend(pages, spread, wide), axis_name="dcp")
+    pages, found = run(poisoned(dcp, 3))
+    for row, count in enumerate(num_new):
+        for rank in range(dcp):
+            got, want = found[rank, row, :count], expected[row, :count]
+            np.testing.assert_allclose(got, want, atol=2e-6)
+    assert np.isfinite(found).all()
+    untouched = np.asarray(pages)[:, 1] == 0xFF  # of the sequence without tokens
+    assert untouched.all()
+
+
+def test_a_mesh_without_the_axis_of_token_shards_is_refused(small):
+    spec, params, _ = small
+    mesh = meshes.make(Topology(4))
+    with pytest.raises(IncompatiblePlan, match=r"\(\(2, 2\), \('tp', 'dcp'\)\)"):
+        parallel.load(spec, params, Topology(2, 2), mesh)
+
+
+def test_pages_of_fewer_token_shards_are_refused(small):
+    spec, params, _ = small
+    run = Run(spec, params, Topology(1, 2))
+    run.pages = run.pages[:1]
+    with pytest.raises(IncompatiblePlan, match="weights of 1 on 2 token shards"):
+        run.read(TEXT[:, :9], LENGTHS * 0, LENGTHS)
