@@ -173,8 +173,13 @@ def read(path: str | pathlib.Path) -> Verdict:
         ) from None
 
 
-def require_passed(config: BlendConfig, model_id: str, kv_dtype: str) -> Verdict:
+def require_passed(config: BlendConfig, model_id: str | None, kv_dtype: str) -> Verdict:
     """Return the record of the check that this model passed with these settings.
+
+    Args:
+        config: names the record.
+        model_id: None where the weights have not been read yet.
+        kv_dtype: of the cache.
 
     Raises:
         IncompatiblePlan: no record is named, it is of another model or other settings,
@@ -191,7 +196,7 @@ def require_passed(config: BlendConfig, model_id: str, kv_dtype: str) -> Verdict
     broken = [
         f"it is of {name} {_short(getattr(found, name))}, and this is {_short(value)}"
         for name, value in asked.items()
-        if getattr(found, name) != value
+        if value is not None and getattr(found, name) != value
     ]
     broken += found.objections(config)
     if broken:

@@ -21,6 +21,7 @@ VERBS = {
     "generate": "Continue a prompt, printing text as it comes.",
     "store": "Look at a store of token records, verify it, tidy it, export a chain.",
     "sessions": "Serve sessions over HTTP, and make the keys of those who may ask.",
+    "blend": "Check whether a model may reuse text that was computed elsewhere.",
     "config": "Show the effective config, each value with its source.",
     "doctor": "Say devices, versions, and which implementations would run, and why.",
 }

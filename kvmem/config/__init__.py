@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 
 from kvmem import budget, errors, geometry, manage, serve, settings
+from kvmem.blend import BlendConfig, objections, require_passed
 from kvmem.budget import Budget, Limit
 from kvmem.config.model import ModelConfig
 from kvmem.config.pool import PoolConfig
@@ -32,7 +33,14 @@ from kvmem.serve import ServeConfig
 from kvmem.settings import Override, Setting
 from kvmem.speculative import SpecPlan, capacity, check, place
 
-__all__ = ["Config", "ModelConfig", "PoolConfig", "ServeConfig", "SpeculativeConfig"]
+__all__ = [
+    "BlendConfig",
+    "Config",
+    "ModelConfig",
+    "PoolConfig",
+    "ServeConfig",
+    "SpeculativeConfig",
+]
 __all__ += ["StoreConfig", "explain", "load"]
 
 
@@ -48,6 +56,8 @@ class Config:
         pool: pages and their budget.
         serve: the step loop.
         store: token records in RAM, on disk or in a bucket.
+        blend: reuse text that was computed once at any place of a prompt; None: reuse
+            prefixes alone.
     """
 
     model: ModelConfig
@@ -59,6 +69,7 @@ class Config:
     pool: PoolConfig = dataclasses.field(default_factory=PoolConfig)
     serve: ServeConfig = dataclasses.field(default_factory=ServeConfig)
     store: StoreConfig = dataclasses.field(default_factory=StoreConfig)
+    blend: BlendConfig | None = None
 
     def __post_init__(self):
         settings.settle(self)
@@ -164,7 +175,9 @@ class Config:
         )
         return dataclasses.replace(solved, host_terms=(host,))
 
-    def engine(self, model: LoadedModel | None = None) -> "serve.Engine":
+    def engine(
+        self, model: LoadedModel | None = None, gated: bool = True
+    ) -> "serve.Engine":
         """Return an engine that serves the model; loads its weights and starts jax.
 
         The store that it opens is closed by `engine.close()`, when the engine is gone,
@@ -172,14 +185,22 @@ class Config:
 
         Args:
             model: the same model already loaded, None to load it here.
+            gated: whether an engine that blends wants the record of the check that its
+                model passed; False to make that check.
 
         Raises:
-            IncompatiblePlan: what this version plans and does not serve, all at once.
+            IncompatiblePlan: what this version plans and does not serve, all at once;
+                or a model that is to blend and has not passed its check.
         """
         self._require_served()
+        is_gated = gated and self.blend is not None and not self.blend.recomputes_all
+        if is_gated:
+            require_passed(self.blend, None, self.model.cache_dtype())
         solved = self.budget()
         if model is None:
             model = self.model.load()
+        if is_gated:
+            require_passed(self.blend, model.model_id, self.model.cache_dtype())
         groups = self.groups()
         store = self.store.open(model, groups)
         try:
@@ -196,6 +217,7 @@ class Config:
                 certified=self.pool.certified,
                 manager=self.manager(),
                 rebalance=self.pool.rebalance,
+                blend=self.blend,
             )
         except BaseException:
             if store is not None:
@@ -245,6 +267,9 @@ class Config:
             cure = f"set serve.max_length to {self.spec.max_position} or less"
             faults.append((f"serve.max_length = {longest}", law, cure))
         faults += self._unserved_groups()
+        if self.blend is not None:
+            laws = objections(self.groups(), self.blend, self.topology)
+            faults += [("a table [blend]", law, "leave [blend] out") for law in laws]
         if faults:
             asked, laws, cures = (", ".join(part) for part in zip(*faults, strict=True))
             cure = f"{cures[0].upper()}{cures[1:]}, or only plan (`kvmem plan`)"

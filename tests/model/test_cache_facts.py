@@ -12,7 +12,7 @@ import pytest
 
 from kvmem import budget, config, errors
 from kvmem.config import ModelConfig
-from kvmem.geometry import Topology, group_layers, kinds
+from kvmem.geometry import Rope, Topology, group_layers, kinds
 from kvmem.model import cache_facts
 
 GIB = 1 << 30
@@ -372,7 +372,8 @@ def test_index_keys_select_for_the_latent_of_their_layer():
     facts = MLA | {"model_type": "deepseek_v32", "index_head_dim": 128}
     latent, keys, *_ = cache_facts.read_facts(facts).layer_specs("float16")
     assert (latent.kind, keys.kind, latent.index) == ("mla", "indexer", keys.index)
-    assert keys == kinds.indexer("layers.0.indexer", 0, dim=128)
+    mixed = Rope(kind="hadamard")  # rows that are never moved to another place
+    assert keys == kinds.indexer("layers.0.indexer", 0, dim=128, rope=mixed)
 
 
 def test_a_model_that_no_engine_runs_is_planned_and_not_served(load):
