@@ -1,7 +1,9 @@
 """A compiler that is not there, and a program that is wrong, are said."""
 
 import json
+import pathlib
 import subprocess
+import sys
 
 import pytest
 
@@ -49,3 +51,15 @@ def test_an_environment_without_the_plugin_is_refused_in_its_own_words(monkeypat
     config = device_moves.Config(mode="compile")
     with pytest.raises(errors.ConfigError, match="CUDA plugin is not installed"):
         list(device_moves.run(config))
+
+
+def test_a_dry_compile_takes_this_python_if_it_can_else_the_one_that_make_makes(
+    monkeypatch,
+):
+    config = device_moves.Config(mode="compile")
+    named = device_moves.Config(mode="compile", environment="elsewhere")
+    monkeypatch.setattr(device_moves.offline, "has_plugin", lambda: True)
+    assert device_moves._compiler(config) == pathlib.Path(sys.executable)
+    assert device_moves._compiler(named).parts[-3:] == ("elsewhere", "bin", "python")
+    monkeypatch.setattr(device_moves.offline, "has_plugin", lambda: False)
+    assert device_moves._compiler(config).parts[-4:-1] == (".venvs", "cuda", "bin")
