@@ -18,8 +18,9 @@ from kvmem.session.lines import Line, Log
 from kvmem.session.message import Message
 from kvmem.session.place import LOG, Place
 
-# Called with an archive's messages without what was recalled; returns what to remember.
-ExtractFn = Callable[[Sequence[Message]], Iterable[str]]
+# Called with an archive's messages without what was recalled; returns what to remember:
+# texts of the user's own, or (text, peer).
+ExtractFn = Callable[[Sequence[Message]], Iterable[str | tuple[str, str | None]]]
 # Called with a text, the peer it is about and a key of its own; keeps it once a key.
 KeepFn = Callable[[str, str | None, str], object]
 
@@ -82,10 +83,10 @@ def _without(part, texts: Sequence[str]):
 
 
 def _archive(place: Place, generation: int | None, keep: int) -> Committed:
+    if not place.io.is_file(place.file(LOG)):
+        return Committed("skipped", "no_messages")
     with place.locked():
         tombstone.check(place, generation)
-        if not place.io.is_file(place.file(LOG)):
-            return Committed("skipped", "no_messages")
         live, _ = log.mended(place, log.read(place))
         live = archive.finish(place, live)
         count = max(0, len(live.lines) - keep)
@@ -146,15 +147,17 @@ def _extract(
     return done._replace(extracted=count)
 
 
-def _kept(texts: Sequence[str], prefix: str, remember: KeepFn) -> int:
-    """Keep texts, each under a key of its own; return how many are new.
+def _kept(found: Sequence, prefix: str, remember: KeepFn) -> int:
+    """Keep texts, each under a key of its own; return how many are kept.
 
     An extraction that was cut off is done again, and may find other words: what it had
     kept by then stands, also where somebody has forgotten it since.
     """
     count = 0
-    for number, text in enumerate(texts):
+    for number, each in enumerate(found):
+        text, peer = (each, None) if isinstance(each, str) else each
         with contextlib.suppress(Conflict, Deleted):
-            remember(text, None, f"{prefix}/{number}")
-            count += 1
+            if text.strip():
+                remember(text, peer, f"{prefix}/{number}")
+                count += 1
     return count

@@ -1,0 +1,145 @@
+"""Forgetting: a memory that is forgotten is nowhere, in no file and no handle."""
+
+import pytest
+
+from kvmem.errors import CorruptPage
+from kvmem.session import SessionStore, forget, messages
+from kvmem.session.forget import Memory
+from kvmem.session.place import LEDGER, LOG
+
+WORDS = "Ann hides her tea behind the lantern"
+
+
+def holders(root) -> list[str]:
+    """Return the files below a root that hold the memory's words or its uri."""
+    return [
+        str(path.relative_to(root))
+        for path in root.rglob("*")
+        if path.is_file() and b"behind the lantern" in path.read_bytes()
+    ]
+
+
+@pytest.fixture
+def me(tmp_path):
+    store = SessionStore.open(tmp_path / "root")
+    yield store.principal("lab", "ann")
+    store.close()
+
+
+@pytest.fixture
+def spread(me):
+    """A memory that is everywhere: ledger, answers, log, archive, torn files."""
+    item = me.remember(WORDS, uri="memories/tea")
+    me.remember("Ann likes lanterns", uri="memories/lamp")
+    context = {"type": "context", "uri": item.uri, "text": item.text}
+    for name in ("s", "t"):
+        session = me.session(name)
+        first = me.recall(
+            "tea lanterns", session=session, request_id="q1", actor="planner"
+        )
+        second = me.recall(
+            "tea lanterns", session=session, request_id="q2", mark="append"
+        )
+        for _ in range(2):
+            said = [{"role": "user", "content": ["Where is it?", context]}]
+            session.append(said, carries=[second, first])
+            session.commit() if name == "s" else None
+        session.append([{"role": "user", "content": ["Again.", context]}])
+        session.place.file("messages.torn-0").write_bytes(f"{{{WORDS}".encode())
+        session.place.file(".recall_log.bad-0").write_bytes(f"{{{WORDS}".encode())
+        session.place.file("messages.jsonl.tmp").write_bytes(WORDS.encode())
+    gone = me.session("t").place.parent / ".gone-old"
+    gone.mkdir()
+    (gone / LOG).write_text(WORDS)
+    return item
+
+
+@pytest.mark.case("SES-32")
+def test_a_forgotten_memory_is_nowhere(me, spread):
+    handle = me.session("s")
+    assert len(holders(me.store.root)) > 10, holders(me.store.root)
+    told = []
+    me.store.on_forget.append(lambda *each: told.append(each))
+    assert me.forget(spread.uri) == (spread.uri,)
+    assert told == [(me, spread.uri)]
+    me.store.close()
+    assert holders(me.store.root) == []
+    again = SessionStore.open(me.store.root).principal("lab", "ann")
+    for principal in (me, again):
+        assert spread.uri not in [h.uri for h in principal.items.search("tea", 9)]
+        for name in ("s", "t"):
+            session = principal.session(name)
+            for actor, request in (("planner", "q1"), (None, "q2"), (None, None)):
+                found = principal.recall(
+                    "tea lanterns", session=session, request_id=request, actor=actor
+                )
+                assert spread.uri not in [e.uri for e in found.entries]
+            assert spread.uri not in session.ledger()
+            assert spread.uri not in session.ledger("planner")
+            assert principal.store.fsck(session) == ()
+    assert [m.text for m in handle.messages()] == ["Where is it?"] * 2 + ["Again."]
+    assert handle.messages()[0].parts[1] == {"type": "context", "forgotten": True}
+    again.store.close()
+
+
+def test_what_is_not_forgotten_stays(me, spread):
+    before = me.session("s").ledger()
+    me.forget(spread.uri)
+    after = me.session("s").ledger()
+    assert set(before) - set(after) == {spread.uri} and "memories/lamp" in after
+    assert me.session("s").clock == 3 and me.items.get("memories/lamp")
+    key = me.session("s").append([{"role": "user", "content": "x"}], key="k")
+    assert key.first == 3
+
+
+def test_a_memory_that_was_moved_is_forgotten_where_it_was_served(me, spread):
+    me.items.move(spread.uri, "memories/cellar")
+    me.forget("memories/cellar")
+    me.store.close()
+    assert holders(me.store.root) == []
+
+
+def test_a_folder_is_forgotten_with_all_below_it(me, spread):
+    assert set(me.forget("memories")) == {"memories/tea", "memories/lamp"}
+    assert me.session("s").ledger() == {}
+    assert Memory("memories").is_at("memories/tea")
+    assert not Memory("memories").is_at("memories2")
+
+
+def test_a_forgetting_that_was_cut_off_is_completed_by_the_next(
+    me, spread, monkeypatch
+):
+    whole = forget.in_session
+
+    def dies(place, memory):
+        if place.identity.session == "t":
+            raise KeyboardInterrupt
+        return whole(place, memory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(forget, "in_session", dies)
+        with pytest.raises(KeyboardInterrupt):
+            me.forget(spread.uri)
+    assert any("/t/" in each for each in holders(me.store.root))
+    assert me.forget(spread.uri) == ()
+    me.store.close()
+    assert holders(me.store.root) == []
+
+
+def test_a_session_that_cannot_be_cleaned_is_loud(me, spread):
+    path = me.session("t").place.file(LOG)
+    lines = path.read_bytes().split(b"\n")
+    lines[1] = lines[1][:-9] + b"x" + lines[1][-8:]
+    path.write_bytes(b"\n".join(lines))
+    with pytest.raises(CorruptPage):
+        me.forget(spread.uri)
+
+
+def test_a_bad_ledger_that_may_hold_it_goes(me, spread):
+    path = me.session("s").place.file(LEDGER)
+    path.write_bytes(path.read_bytes()[:-5])
+    me.forget(spread.uri)
+    me.store.close()
+    assert holders(me.store.root) == [] and not path.exists()
+    found = me.recall("lanterns", session=me.session("s"), cooldown=messages(3))
+    assert found.status == "new"
