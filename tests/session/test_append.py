@@ -46,6 +46,7 @@ def test_a_key_with_another_content_is_a_conflict(ann, other, is_archived):
     assert texts(session) == ["a"]
 
 
+@pytest.mark.case("SES-30")
 def test_a_key_is_known_when_its_messages_are_archived(ann, open_store):
     session = ann.session("s")
     session.append(say("a"), key="k0")

@@ -129,6 +129,7 @@ def make_parallel(tmp_path, interpreter, turns):
     return make
 
 
+@pytest.mark.case("SES-27")
 @pytest.mark.parametrize("name", INTERLEAVED)
 def test_a_vector_holds_in_every_interleaving(name, make_parallel):
     orders = set()

@@ -27,6 +27,7 @@ def folded(path: str) -> str:
     return path.casefold()
 
 
+@pytest.mark.case("SES-31")
 @given(st.lists(st.text(max_size=40) | st.sampled_from(NEAR), min_size=2, unique=True))
 def test_no_two_names_have_one_path_on_any_disk(names):
     paths = [ids.to_path(name) for name in names]

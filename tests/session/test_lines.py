@@ -89,6 +89,7 @@ def test_a_hole_of_zeros_within_the_last_batch_is_torn_and_elsewhere_damage():
         lines.scan(holed, ME)
 
 
+@pytest.mark.case("SES-29")
 @settings(max_examples=60)
 @given(st.lists(st.text(alphabet=st.characters(), max_size=20), min_size=1, max_size=5))
 def test_any_text_is_one_line_and_comes_back(texts):

@@ -31,6 +31,7 @@ def reopened(session) -> object:
     return store.principal("lab", "ann").session("s")
 
 
+@pytest.mark.case("SES-28")
 def test_a_write_cut_off_at_any_byte_does_not_swallow_the_next_message(torn):
     session, before, line = torn
     path = session.place.file(LOG)
