@@ -262,6 +262,21 @@ def test_a_request_that_is_cut_off_leaves_nothing_or_the_whole_batch(served, ask
     ]
 
 
+def test_half_a_character_that_a_program_stored_is_told_as_it_is(ask, served):
+    ask("POST", "/v1/sessions/s/messages", HELLO)
+    half = [{"role": "user", "content": "\ud800"}]
+    served.store.principal("lab", "ann").session("s").append(half)
+    found = ask("GET", "/v1/sessions/s/messages").json()["messages"]
+    assert found[1]["parts"][0]["text"] == "\ud800"
+
+
+def test_a_recall_has_an_end(ask):
+    for limit in (0, -1, 101):
+        body = {"query": "tea", "limit": limit}
+        problem(ask("POST", "/v1/recall", body), 400, "bad-request")
+    assert ask("POST", "/v1/recall", {"query": "tea", "limit": 100}).is_success
+
+
 def test_damage_is_told_without_a_path_and_recall_still_answers(ask, served):
     ask("POST", "/v1/sessions/s/messages", {"messages": HELLO["messages"] * 3})
     (log,) = served.root.rglob("messages.jsonl")

@@ -33,8 +33,9 @@ def test_an_actor_uses_its_own_part_and_the_self_and_no_other(actor, peer, path)
 def test_roots_that_may_hide_peers_are_listed_and_never_changed(root):
     for verb in ("list", "search", "stat"):
         assert views.checked(root, "wang", verb, whole=True) == root
-    with pytest.raises(errors.Denied):
-        views.checked(root, "wang", "delete", whole=True)
+    for verb in ("delete", "forget", "move", "put", "remember"):
+        with pytest.raises(errors.Denied, match="does not see"):
+            views.checked(root, "wang", verb, whole=True)
     assert views.checked(root, None, "delete", whole=True) == root
 
 

@@ -16,6 +16,7 @@ from kvmem.session.message import Message
 __all__ = ["ALL", "Call", "Verb"]
 
 _PAGE = 1000  # messages or marks of one answer
+_MAX_MEMORIES = 100  # of one recall
 _COOLDOWN = re.compile(r"(messages|turns|tokens)\((\d{1,9})\)")
 
 
@@ -117,6 +118,9 @@ def _recall(call: Call) -> dict:
         for name in ("peer_scope", "request_id", "limit")
         if (value := getattr(body, name)) is not None
     }
+    if not 1 <= (1 if body.limit is None else body.limit) <= _MAX_MEMORIES:
+        asked, law = f"limit={body.limit}", f"a recall gives 1 to {_MAX_MEMORIES}"
+        raise errors.ConfigError(errors.say(asked, law, "Ask for less"))
     session = body.session and call.principal.session(body.session)
     found = call.principal.recall(
         body.query,
