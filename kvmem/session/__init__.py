@@ -12,10 +12,12 @@ recall fails open and says so, capture fails loud.
 """
 
 from kvmem.session.append import Appended
+from kvmem.session.capture import Capture, Pushed
 from kvmem.session.asking import Entry, Recall
 from kvmem.session.commit import Committed
 from kvmem.session.cooldown import Cooldown, messages, resident, tokens, turns
 from kvmem.session.io import OsIO, Step
+from kvmem.session.item_rows import Item
 from kvmem.session.message import Message
 from kvmem.session.principal import Principal
 from kvmem.session.search import Hit, Retriever
@@ -24,13 +26,16 @@ from kvmem.session.store import SessionStore
 
 __all__ = [
     "Appended",
+    "Capture",
     "Committed",
     "Cooldown",
     "Entry",
     "Hit",
+    "Item",
     "Message",
     "OsIO",
     "Principal",
+    "Pushed",
     "Recall",
     "Retriever",
     "Session",
