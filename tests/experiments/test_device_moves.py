@@ -108,6 +108,19 @@ def test_a_worker_times_a_kernel_beside_xlas_programs_and_a_copy(job_without_a_d
     assert figures["of_xla"] == pytest.approx(best / figures["kernel_us"], rel=0.02)
 
 
+@pytest.mark.parametrize(("patience_s", "calls"), [(60.0, 1 + 5 + 7), (0.0, 3)])
+def test_a_program_that_takes_long_is_called_less_often(patience_s, calls, monkeypatch):
+    monkeypatch.setattr(device_worker, "_PATIENCE_S", patience_s)
+    job, called = device_moves._job(config(repetitions=7), "gather_pages"), []
+
+    def run(pages):
+        called.append(pages)
+        return pages
+
+    seconds = device_worker._elapsed(job, run, device_worker.jnp.zeros(4), [], True)
+    assert len(called) == calls and 0 < seconds < 1
+
+
 def test_a_peer_that_moves_other_bytes_fails_its_check(
     job_without_a_device, monkeypatch
 ):
