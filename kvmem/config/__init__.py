@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from kvmem import budget, errors, geometry, manage, serve, settings
 from kvmem.blend import BlendConfig, objections, require_passed
 from kvmem.budget import Budget, Limit
+from kvmem.config import drafting
 from kvmem.config.model import ModelConfig
 from kvmem.config.pool import PoolConfig
 from kvmem.config.speculative import SpeculativeConfig
@@ -217,6 +218,15 @@ class Config:
                 certified=self.pool.certified,
                 manager=self.manager(),
                 rebalance=self.pool.rebalance,
+                draft=drafting.draft_of(
+                    self.spec_plan(),
+                    self.speculative,
+                    self.draft,
+                    model,
+                    groups=self.draft_groups(),
+                    solved=solved,
+                    order=self.pool.order,
+                ),
                 blend=self.blend,
             )
         except BaseException:
@@ -238,22 +248,7 @@ class Config:
         for broken in check(self.spec_plan()):
             asked, law, cure = broken.advice
             faults.append((asked, law, f"{cure[0].lower()}{cure[1:]}"))
-        if self.speculative.algorithm is not None:
-            faults.append(
-                (
-                    f"speculative.algorithm = {self.speculative.algorithm!r}",
-                    "this version plans it and does not draft",
-                    "leave [speculative] out",
-                )
-            )
-        if self.draft is not None:
-            faults.append(
-                (
-                    f"draft.source = {self.draft.source!r}",
-                    "this version budgets a draft and does not run one",
-                    "leave [draft] out",
-                )
-            )
+        faults += drafting.unserved(self.spec_plan(), self.draft)
         if cached not in floats:
             law = f"attention reads pages of {', '.join(floats)}"
             cure = f"set model.kv_dtype to {floats[1]}"

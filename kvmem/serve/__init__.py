@@ -21,6 +21,7 @@ __all__ = [
     "ResetReport",
     "SamplingParams",
     "ServeConfig",
+    "draft_of",
 ]
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "Output": "kvmem.serve.request",
     "ResetReport": "kvmem.serve.stats",
     "SamplingParams": "kvmem.serve.request",
+    "draft_of": "kvmem.serve.draft.make",
 }
 
 

@@ -136,7 +136,8 @@ class Loop:
         self.scheduler.headroom = proposer.num_drafted
         pages = envelopes(self.groups, self.topology, self.order)
         spreads = [Spread.of(group, self.topology) for group in self.groups]
-        wiper = Wiper(pages, spreads, self.topology, self.config.max_batch)
+        size, lanes = self.table.page_size, self.config.max_batch
+        wiper = Wiper(pages, spreads, self.topology, size, lanes)
         return Verifier(proposer, self.scheduler, wiper)
 
     def _turn(self) -> list[Delta]:

@@ -16,9 +16,9 @@ from collections.abc import Sequence as ListLike
 
 import jax
 
+from kvmem import errors, prefix
 from kvmem import pool as pools
-from kvmem import prefix
-from kvmem.budget import PoolPages
+from kvmem.budget import PoolPages, members
 from kvmem.geometry import LifecycleGroup, Spread, Topology
 from kvmem.serve.buckets import ServeConfig
 from kvmem.serve.draft import room
@@ -26,7 +26,7 @@ from kvmem.serve.holding import Holding
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.request import Sequence
 
-__all__ = ["Mine", "OwnPages"]
+__all__ = ["Mine", "OwnPages", "paid_for"]
 
 
 class Mine:
@@ -148,6 +148,36 @@ class OwnPages:
             *self.table.objections(mine.held for mine in self._mine.values()),
         )
         return tuple(f"draft: {each}" for each in found)
+
+
+def paid_for(
+    groups: ListLike[LifecycleGroup], nbytes: int, topology: Topology, order: str
+) -> PoolPages:
+    """Return the pool that the groups of a draft have of a rank's `nbytes`.
+
+    Raises:
+        OutOfPages: not one page of each.
+    """
+    inside = members.members_of(groups, topology, order, "unified")
+    page_nbytes = inside[0].page_nbytes
+    pages = nbytes // page_nbytes
+    extents = tuple(member.extents for member in inside)
+    if pages < sum(extents):
+        raise errors.OutOfPages(
+            errors.say(
+                f"{nbytes:,} B for a draft's pool",
+                f"a page of each of its groups takes {sum(extents)} pages of "
+                f"{page_nbytes:,} B",
+                "Give the pools more memory",
+            )
+        )
+    return PoolPages(
+        page_nbytes=page_nbytes,
+        pages=pages,
+        groups=tuple(range(len(inside))),
+        num_vpages=tuple(pages // extent for extent in extents),
+        extents=extents,
+    )
 
 
 def _first_difference(fed: ListLike[int], tokens: ListLike[int], most: int) -> int:

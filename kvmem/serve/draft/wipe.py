@@ -34,6 +34,7 @@ class Wiper:
             asked for.
         spreads: how the tokens of each group lie on the ranks.
         topology: the ranks.
+        page_tokens: tokens of a virtual page, which may lie in several physical ones.
         lanes: pages that one call wipes.
     """
 
@@ -42,13 +43,14 @@ class Wiper:
         envelopes: Sequence[Envelope],
         spreads: Sequence[Spread],
         topology: Topology,
+        page_tokens: int,
         lanes: int,
     ):
         self._slots = [
             jnp.asarray(slots_of(envelope, spread, topology))
             for envelope, spread in zip(envelopes, spreads, strict=True)
         ]
-        self._lanes = lanes
+        self._page_tokens, self._lanes = page_tokens, lanes
 
     def __call__(
         self, pool: pools.Pool, group: int, vpages: Sequence[int], kept: Sequence[int]
@@ -61,12 +63,15 @@ class Wiper:
             some = vpages[at : at + self._lanes]
             pages[: len(some)], slots[: len(some)] = some, kept[at : at + self._lanes]
             where = self._slots[group]
-            pool = dispatch.call(_wipe, pool, group, where, pages, slots)
+            size = self._page_tokens
+            pool = dispatch.call(_wipe, pool, group, size, where, pages, slots)
         return pool
 
 
 def slots_of(envelope: Envelope, spread: Spread, topology: Topology) -> np.ndarray:
     """Return i32[R, E]: which token of its page each byte belongs to, -1 for padding.
+
+    Of a virtual page in parts, which token of its part.
 
     Args:
         envelope: one page on a rank; the pages of all ranks have equal offsets.
@@ -83,11 +88,20 @@ def slots_of(envelope: Envelope, spread: Spread, topology: Topology) -> np.ndarr
     return np.stack(tokens).astype(np.int32)
 
 
-@functools.partial(jax.jit, static_argnums=1, donate_argnums=0)
+@functools.partial(jax.jit, static_argnums=(1, 2), donate_argnums=0)
 def _wipe(
-    pool: pools.Pool, group: int, slots: jax.Array, vpages: jax.Array, kept: jax.Array
+    pool: pools.Pool,
+    group: int,
+    page_tokens: int,
+    slots: jax.Array,
+    vpages: jax.Array,
+    kept: jax.Array,
 ) -> pools.Pool:
-    physical = pools.translate(pool, group, vpages)
+    parts = pools.translate_parts(pool, group, vpages)  # i32[N, K]
+    size = page_tokens // parts.shape[1]
+    before = jnp.arange(parts.shape[1], dtype=jnp.int32)[None] * size
+    kept = jnp.clip(kept[:, None] - before, 0, size).reshape(-1)
+    physical = parts.reshape(-1)
 
     def wipe(at: jax.Array, pages: jax.Array) -> jax.Array:
         named = physical[at] < pages.shape[1]
@@ -98,5 +112,5 @@ def _wipe(
         row = row & mask[:, None]
         return lax.dynamic_update_slice_in_dim(pages, row, page, axis=1)
 
-    pages = lax.fori_loop(0, vpages.shape[0], wipe, pool.pages)
+    pages = lax.fori_loop(0, physical.shape[0], wipe, pool.pages)
     return dataclasses.replace(pool, pages=pages)

@@ -1,0 +1,72 @@
+"""From a plan of drafting to the facts that an engine starts.
+
+The law: what is drafted is what was planned: so many tokens, by whom, in the bytes that
+the budget pays for.
+
+    draft_of(SpecPlan("frozen_kv", steps=3), model, layers=10)
+"""
+
+from collections.abc import Sequence
+
+from kvmem import errors
+from kvmem.budget import Budget
+from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.model import cut
+from kvmem.model.loaded import LoadedModel
+from kvmem.serve.draft.frozen_kv import FrozenKV
+from kvmem.serve.draft.ngram import NGram
+from kvmem.serve.draft.own_pages import paid_for
+from kvmem.serve.draft.protocol import Draft
+from kvmem.serve.draft.two_engine import TwoEngine
+from kvmem.speculative import SpecPlan
+
+__all__ = ["draft_of"]
+
+
+def draft_of(
+    plan: SpecPlan,
+    model: LoadedModel,
+    *,
+    layers: int | None = None,
+    matches: tuple[int, int] = (1, 3),
+    small: LoadedModel | None = None,
+    groups: Sequence[LifecycleGroup] = (),
+    solved: Budget | None = None,
+    order: str = "head_major",
+) -> Draft | None:
+    """Return the draft of a plan; None where nobody drafts.
+
+    Args:
+        plan: that breaks no rule.
+        model: the target.
+        layers: of the target's first ones, for "frozen_kv", and for "two_engine"
+            without a model of its own; None: half of them.
+        matches: the fewest and the most tokens that "ngram" looks for.
+        small: the model of "two_engine".
+        groups: of a draft with a pool of its own.
+        solved: the budget, which pays for that pool.
+        order: its page order.
+
+    Raises:
+        ConfigError: an algorithm that nobody runs.
+        OutOfPages: a pool that holds no page of the draft.
+    """
+    if plan.algorithm is None:
+        return None
+    if plan.algorithm == "ngram":
+        return NGram(plan.num_drafted, *matches)
+    layers = layers or -(-cut.num_layers(model.spec) // 2)
+    if plan.algorithm == "frozen_kv":
+        return FrozenKV(layers, plan.num_drafted)
+    if plan.algorithm == "two_engine":
+        small = small or cut.first_layers(model, layers)
+        nbytes = solved.draft_pages * solved.draft_page_nbytes
+        paid = paid_for(groups, nbytes, Topology(plan.tp, plan.dcp), order)
+        return TwoEngine(small, tuple(groups), paid, plan.num_drafted)
+    raise errors.ConfigError(
+        errors.say(
+            f"a draft by {plan.algorithm!r}",
+            "an engine runs what it has a proposer for",
+            "Use ngram, two_engine or frozen_kv",
+        )
+    )

@@ -1,0 +1,101 @@
+"""The table [speculative] makes the draft that it plans."""
+
+import pytest
+
+from kvmem import errors, settings
+from kvmem.config import Config, ModelConfig, PoolConfig, ServeConfig
+from kvmem.config.speculative import SpeculativeConfig
+from kvmem.serve import SamplingParams
+
+FACTS = {
+    "model_type": "gpt_oss",
+    "vocab_size": 257,
+    "max_position_embeddings": 512,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "sliding_window": 10,
+}
+SERVE = ServeConfig(
+    max_batch=2,
+    max_length=48,
+    prefill_chunk=16,
+    batches=(2,),
+    chunks=(16,),
+    widths=(48,),
+)
+PROMPTS = [[5, 9, 7, 5, 9, 7, 5, 9], [1, 2, 3]]
+
+
+def config(**asked):
+    draft = asked.pop("draft", None)
+    return Config(
+        model=ModelConfig(facts=settings.Table(FACTS), seed=1),
+        draft=draft,
+        pool=PoolConfig(page_size=4, memory="400KB", checked=True, poison=True),
+        serve=SERVE,
+        speculative=SpeculativeConfig(**asked),
+    )
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return generated(config())[1]
+
+
+def generated(made):
+    engine = made.engine()
+    greedy = SamplingParams(max_tokens=12, ignore_eos=True)
+    outputs = engine.generate(PROMPTS, greedy)
+    return engine, [output.output_ids for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"algorithm": "ngram", "draft_tokens": 3, "max_match": 2},
+        {"algorithm": "frozen_kv", "steps": 2, "layers": 1},
+        pytest.param(
+            {"algorithm": "two_engine", "steps": 3, "layers": 1}, marks=pytest.mark.long
+        ),
+    ],
+    ids=lambda asked: asked["algorithm"],
+)
+def test_an_engine_drafts_as_its_table_says(plain, asked):
+    made = config(**asked)
+    engine, found = generated(made)
+    assert found == plain
+    stats = engine.stats().drafting
+    assert stats.drafted > 0 and not stats.faults
+    assert engine.verifier.proposer.num_drafted == made.spec_plan().num_drafted
+
+
+def test_a_draft_model_of_its_own_takes_the_bytes_that_were_planned(plain):
+    small = ModelConfig(facts=settings.Table(FACTS | {"head_dim": 4}), seed=2)
+    made = config(algorithm="two_engine", steps=3, draft=small)
+    engine, found = generated(made)
+    assert found == plain
+    solved, pages = made.budget(), engine.verifier.proposer.pages
+    planned = solved.draft_pages * solved.draft_page_nbytes
+    assert pages.pool.pages.nbytes == planned
+    assert engine.verifier.proposer.claims()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"algorithm": "mtp"}, "plans the others"),
+        ({"algorithm": "frozen_kv", "topk": 2}, "linear"),
+        (
+            {"draft": ModelConfig(facts=settings.Table(FACTS), seed=2)},
+            "by an algorithm",
+        ),
+    ],
+)
+def test_what_is_not_run_is_refused_before_a_weight_is_drawn(monkeypatch, asked, words):
+    monkeypatch.setattr(ModelConfig, "load", lambda self: pytest.fail("too late"))
+    with pytest.raises(errors.IncompatiblePlan, match=words):
+        config(**asked).engine()
