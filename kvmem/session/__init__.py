@@ -12,8 +12,8 @@ recall fails open and says so, capture fails loud.
 """
 
 from kvmem.session.append import Appended
-from kvmem.session.capture import Capture, Pushed
 from kvmem.session.asking import Entry, Recall
+from kvmem.session.capture import Capture, Pushed
 from kvmem.session.commit import Committed
 from kvmem.session.cooldown import Cooldown, messages, resident, tokens, turns
 from kvmem.session.io import OsIO, Step

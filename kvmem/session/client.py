@@ -25,11 +25,11 @@ from urllib.parse import quote
 from kvmem.errors import ConfigError, NotFound, say
 from kvmem.session import actors, ids, problems
 from kvmem.session.append import Appended
+from kvmem.session.asking import Entry, Recall
 from kvmem.session.commit import Committed
 from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.item_rows import Item
 from kvmem.session.message import Message
-from kvmem.session.recall import Entry, Recall
 
 try:
     import httpx

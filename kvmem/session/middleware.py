@@ -25,9 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvmem import errors
+from kvmem.session.asking import Recall
 from kvmem.session.capture import Capture, Transport
 from kvmem.session.cooldown import Cooldown, messages
-from kvmem.session.recall import Recall
 
 try:
     from langchain.agents.middleware import AgentMiddleware
