@@ -117,7 +117,7 @@ def _servings(place: Place, live: Log, held: list[Line]) -> Iterator[Violation]:
         yield Violation("I5", str(bad))
         return
     clock = max(live.clock.messages, meta.clock(place, live))
-    whole = state.with_carried(kept, live.lines)
+    whole = state.with_carried(kept, live.carrying)
     for actor, records in whole.actors.items():
         if actor is not None and not _is_valid(actor):
             yield Violation("I5", f"actor {actor!r} is no actor's name")

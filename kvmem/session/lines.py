@@ -62,6 +62,7 @@ class Log(NamedTuple):
     keys: Mapping[str, Batch]
     nbytes: int
     digest: bytes  # of those bytes
+    carrying: tuple[Line, ...] = ()  # the lines that say what was served with them
     torn: bytes = b""  # behind them: what a write that was cut off left
 
 
@@ -120,7 +121,7 @@ def extend(log: Log, data: bytes, identity: Identity) -> Log:
     pieces = data[log.nbytes :].split(b"\n")
     lines, keys, clock = list(log.lines), dict(log.keys), log.clock
     opened: list[tuple[dict, bytes]] = []  # of a batch that is not whole yet
-    nbytes, at = log.nbytes, 0
+    carrying, nbytes, at = list(log.carrying), log.nbytes, 0
     for at, piece in enumerate(pieces):
         fields = unseal(piece) if at < len(pieces) - 1 else None
         if fields is None:
@@ -131,7 +132,9 @@ def extend(log: Log, data: bytes, identity: Identity) -> Log:
         opened.append((fields, piece + b"\n"))
         if len(opened) == fields["of"]:
             nbytes += sum(len(raw) for _, raw in opened)
-            lines += [Line(f["seq"], f["k"], f["message"], raw) for f, raw in opened]
+            whole = [Line(f["seq"], f["k"], f["message"], raw) for f, raw in opened]
+            lines += whole
+            carrying += [line for line in whole if "carries" in line.stored]
             first = opened[0][0]
             if "key" in first:
                 stop = first["seq"] + first["of"]
@@ -141,7 +144,16 @@ def extend(log: Log, data: bytes, identity: Identity) -> Log:
     number = 2 + len(log.lines) + at
     _check_rest(pieces[at:], clock.messages, identity, number)
     digest = xxhash.xxh3_128_digest(data[:nbytes])
-    return Log(log.start, tuple(lines), clock, keys, nbytes, digest, data[nbytes:])
+    return Log(
+        log.start,
+        tuple(lines),
+        clock,
+        keys,
+        nbytes,
+        digest,
+        tuple(carrying),
+        data[nbytes:],
+    )
 
 
 def advance(clock: Clock, stored: Sequence[Mapping]) -> Clock:

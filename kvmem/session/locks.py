@@ -10,6 +10,7 @@ after `wait_s` it is Busy, which names what was waited for.
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,8 @@ class Locks:
     def __init__(self, io: OsIO, wait_s: float = WAIT_S):
         """Hold nothing yet."""
         self._io, self.wait_s = io, wait_s
-        self._threads: dict[Path, threading.Lock] = {}
+        # A thread's lock lives while somebody holds it or waits for it.
+        self._threads = weakref.WeakValueDictionary[Path, threading.Lock]()
 
     @contextlib.contextmanager
     def hold(

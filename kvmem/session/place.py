@@ -25,6 +25,7 @@ from kvmem.session.rules import Rules
 LOG, META, LEDGER = "messages.jsonl", ".meta.json", ".recall_log.json"
 HISTORY, CHAINS = "history", "chains"
 LOCKS, DELETED = ".locks", ".deleted"
+_MAX_KNOWN = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Place:
         Whoever wrote the log, or gave the folder its name, may have died before its
         sync. What this process has synced itself is not synced again.
         """
+        if len(self.durable) > _MAX_KNOWN:  # to sync once more is all that is lost
+            self.durable.clear()
         if self.folder not in self.durable:
             self.io.sync_dir(self.folder)
             self.io.sync_dir(self.parent)

@@ -50,7 +50,7 @@ def read(place: Place) -> State:
     except FormatMismatch:
         is_bad = True
     clock = found.clock._replace(messages=meta.clock(place, found))
-    return State(found, with_carried(kept, found.lines), clock, has_ledger, is_bad)
+    return State(found, with_carried(kept, found.carrying), clock, has_ledger, is_bad)
 
 
 def with_carried(kept: Ledger, lines: Sequence[Line]) -> Ledger:
