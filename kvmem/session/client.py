@@ -18,14 +18,14 @@ Needs the extra `server` (httpx).
 
 import contextlib
 import uuid
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, NamedTuple
-from urllib.parse import quote
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from kvmem.errors import ConfigError, NotFound, say
-from kvmem.session import actors, ids, problems
+from kvmem.errors import say
+from kvmem.session import actors, calls, ids
 from kvmem.session.append import Appended
-from kvmem.session.asking import Entry, Recall
+from kvmem.session.asking import Recall
+from kvmem.session.calls import Call, Verb
 from kvmem.session.commit import Committed
 from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.item_rows import Item
@@ -45,19 +45,6 @@ except ImportError as missing:
 __all__ = ["AsyncClient", "Client", "RemoteSession"]
 
 _ACTOR = "X-Kvmem-Actor"
-
-
-class _Call(NamedTuple):
-    """One request to be sent."""
-
-    method: str
-    path: str
-    body: Mapping | None = None
-    query: Mapping | None = None
-    actor: str | None = None
-
-
-type _Verb[T] = Generator[_Call, Any, T]  # yields requests, is sent their answers
 
 
 class _Verbs:
@@ -90,12 +77,12 @@ class _Verbs:
         key: str | None = None,
     ) -> Item:
         """Keep a text and return its item; as `Principal.remember`."""
-        body = _given(text=text, uri=uri, peer=peer, key=key)
-        return self._run(_remembered(body))
+        body = calls.given(text=text, uri=uri, peer=peer, key=key)
+        return self._run(calls.remembered(body))
 
     def forget(self, uri: str) -> tuple[str, ...]:
         """Take a memory away everywhere and return the uris that were there."""
-        return self._run(_forgotten({"uri": uri}))
+        return self._run(calls.forgotten({"uri": uri}))
 
     def recall(
         self,
@@ -118,16 +105,16 @@ class _Verbs:
         name = session.id if isinstance(session, RemoteSession) else session
         if session is not None and request_id is None:
             request_id = uuid.uuid4().hex  # kept, so that `carries` can name it
-        body = _given(
+        body = calls.given(
             query=query,
             session=name,
-            cooldown=_words(cooldown),
+            cooldown=calls.words(cooldown),
             peer_scope=peer_scope,
             request_id=request_id,
             mark=mark,
             limit=limit,
         )
-        return self._run(_recalled(body, self._resolved(actor)))
+        return self._run(calls.recalled(body, self._resolved(actor)))
 
     def captured(
         self,
@@ -137,8 +124,8 @@ class _Verbs:
         actor: str | None = None,
     ) -> list[str]:
         """Return the marks of what was captured; see `kvmem.session.capture`."""
-        path = f"{_path(session)}/capture"
-        return self._run(_marks(path, peer, since, self._resolved(actor)))
+        path = f"{calls.path_of(session)}/capture"
+        return self._run(calls.marks(path, peer, since, self._resolved(actor)))
 
     def capture(
         self,
@@ -150,14 +137,14 @@ class _Verbs:
         actor: str | None = None,
     ) -> int:
         """Append captured messages; see `kvmem.session.capture`."""
-        body = _given(messages=list(messages), after=after, last=last, peer=peer)
-        call = _Call("POST", f"{_path(session)}/capture", body)
-        return self._run(_counted(call._replace(actor=self._resolved(actor))))
+        body = calls.given(messages=list(messages), after=after, last=last, peer=peer)
+        call = Call("POST", f"{calls.path_of(session)}/capture", body)
+        return self._run(calls.counted(call._replace(actor=self._resolved(actor))))
 
     def _resolved(self, actor: str | None) -> str | None:
         return actors.resolve(self, actor, self._default)
 
-    def _run(self, verb: _Verb) -> Any:
+    def _run(self, verb: Verb) -> Any:
         raise NotImplementedError
 
 
@@ -193,7 +180,7 @@ class Client(_Verbs):
         """Close its connections."""
         self._http.close()
 
-    def _run(self, verb: _Verb) -> Any:
+    def _run(self, verb: Verb) -> Any:
         try:
             call = next(verb)
             while True:
@@ -229,7 +216,7 @@ class AsyncClient(_Verbs):
         """Close its connections."""
         await self._http.aclose()
 
-    async def _run(self, verb: _Verb) -> Any:
+    async def _run(self, verb: Verb) -> Any:
         try:
             call = next(verb)
             while True:
@@ -248,7 +235,7 @@ class RemoteSession:
     @property
     def clock(self) -> int:
         """How many messages the session ever had."""
-        return self._client._run(_clock(_path(self.id)))
+        return self._client._run(calls.clock(calls.path_of(self.id)))
 
     def append(
         self,
@@ -258,99 +245,25 @@ class RemoteSession:
         carries: Sequence[Recall | str] = (),
     ) -> Appended:
         """Append a batch, all or nothing, once a key; as `Session.append`."""
-        body = _given(messages=list(messages), key=key, peer=peer)
+        body = calls.given(messages=list(messages), key=key, peer=peer)
         names = [each.id if isinstance(each, Recall) else each for each in carries]
         body |= {"carries": names} if names else {}
-        return self._client._run(_appended(_path(self.id), body))
+        return self._client._run(calls.appended(calls.path_of(self.id), body))
 
     def messages(self, since: int = 0) -> tuple[Message, ...]:
         """Return the messages from number `since` on, archived ones too."""
-        return self._client._run(_messages(_path(self.id), since))
+        return self._client._run(calls.messages(calls.path_of(self.id), since))
 
     def commit(self, keep: int = 0) -> Committed:
         """Archive all but the last `keep` messages."""
-        return self._client._run(_committed(_path(self.id), keep))
+        return self._client._run(calls.committed(calls.path_of(self.id), keep))
 
     def delete(self) -> None:
         """Delete the session: it stays deleted."""
-        return self._client._run(_deleted(_path(self.id)))
+        return self._client._run(calls.deleted(calls.path_of(self.id)))
 
 
-def _deleted(path: str) -> _Verb[None]:
-    yield _Call("DELETE", path)
-
-
-def _remembered(body: Mapping) -> _Verb[Item]:
-    return Item(**(yield _Call("POST", "/v1/items", body)))
-
-
-def _forgotten(body: Mapping) -> _Verb[tuple[str, ...]]:
-    answer = yield _Call("POST", "/v1/forget", body)
-    return tuple(answer["forgotten"])
-
-
-def _recalled(body: Mapping, actor: str | None) -> _Verb[Recall]:
-    answer = yield _Call("POST", "/v1/recall", body, actor=actor)
-    return Recall(
-        answer["id"],
-        tuple(Entry(**each) for each in answer["entries"]),
-        rendered=answer["rendered"],
-        actor=answer["actor"],
-        **answer["stats"],
-    )
-
-
-def _appended(path: str, body: Mapping) -> _Verb[Appended]:
-    answer = yield _Call("POST", f"{path}/messages", body)
-    return Appended(answer["first"], answer["stop"], answer["is_repeat"])
-
-
-def _committed(path: str, keep: int) -> _Verb[Committed]:
-    return Committed(**(yield _Call("POST", f"{path}/commit", {"keep": keep})))
-
-
-def _messages(path: str, since: int) -> _Verb[tuple[Message, ...]]:
-    found: list[Message] = []
-    at: int | None = since
-    while at is not None:
-        try:
-            answer = yield _Call("GET", f"{path}/messages", query={"since": at})
-        except NotFound:  # not made yet
-            return ()
-        found += map(_message, answer["messages"])
-        at = answer["next"]
-    return tuple(found)
-
-
-def _message(fields: Mapping) -> Message:
-    tuples = {name: tuple(fields[name]) for name in ("parts", "sources", "carries")}
-    return Message(**(dict(fields) | tuples))
-
-
-def _clock(path: str) -> _Verb[int]:
-    query = {"limit": 0}
-    try:
-        return (yield _Call("GET", f"{path}/messages", query=query))["clock"]
-    except NotFound:  # not made yet
-        return 0
-
-
-def _marks(path: str, peer: str | None, since: int, actor: str | None) -> _Verb[list]:
-    found: list[str] = []
-    at: int | None = since
-    while at is not None:
-        query = _given(peer=peer, since=at)
-        answer = yield _Call("GET", path, query=query, actor=actor)
-        found += answer["marks"]
-        at = answer["next"]
-    return found
-
-
-def _counted(call: _Call) -> _Verb[int]:
-    return (yield call)["captured"]
-
-
-def _request(http: Any, headers: Mapping, call: _Call) -> httpx.Request:
+def _request(http: Any, headers: Mapping, call: Call) -> httpx.Request:
     actor = {} if call.actor is None else {_ACTOR: call.actor}
     return http.build_request(
         call.method,
@@ -361,30 +274,10 @@ def _request(http: Any, headers: Mapping, call: _Call) -> httpx.Request:
     )
 
 
-def _told(verb: _Verb, response: httpx.Response) -> _Call:
-    """Give a verb its answer, or the error of it; return what it asks next."""
+def _told(verb: Verb, response: httpx.Response) -> Call:
+    """Give a verb its answer; return what it asks next."""
     try:
         body = response.json()
     except ValueError:
         body = None
-    if response.is_success:
-        return verb.send(body)
-    return verb.throw(problems.error_of(response.status_code, body))
-
-
-def _given(**members: object) -> dict[str, object]:
-    """Return the members that say something."""
-    return {name: value for name, value in members.items() if value is not None}
-
-
-def _words(policy: Cooldown) -> str:
-    """Return a cooldown as the service reads it."""
-    if policy.live is not None:
-        law = "the chain that it asks is not on the client's side"
-        cure = "Use messages(n), turns(n) or tokens(n)"
-        raise ConfigError(say("a resident cooldown over HTTP", law, cure))
-    return f"{policy.unit}({policy.n})"
-
-
-def _path(session: str) -> str:
-    return f"/v1/sessions/{quote(ids.check_session(session), safe='')}"
+    return calls.told(verb, response.status_code, body)
