@@ -53,10 +53,20 @@ def test_pages_of_a_filling_differ():
     assert len({page.tobytes() for page in pages}) == len(pages)
 
 
-def test_every_tile_of_a_case_has_a_model_that_lowers_it(prove):
-    for model in (by_name("deepseek_v32_beside"), by_name("gpt_oss_120b")):
-        for case in specs.cases(model, 1 << 30, 8):
-            if case.operation in ("append_tokens", "import_records", "rerope"):
-                op = dispatch.OPERATIONS[case.operation]
-                text = prove.lowers(op, case.structs(), **case.facts)
-                assert case.operation in text
+BIG = {
+    case.name: case
+    for name in ("llama3_8b_tp8_page16", "deepseek_v32_beside", "deepseek_v32_indexer")
+    for case in specs.cases(by_name(name), 32 << 30, 64)
+    if case.variant != "staged"
+}
+
+
+def test_cases_that_are_lowered_have_every_operation():
+    assert {case.operation for case in BIG.values()} == set(dispatch.OPERATIONS)
+
+
+@pytest.mark.parametrize("name", BIG)
+def test_every_operation_lowers_for_cuda_at_the_sizes_of_models(name, prove):
+    case = BIG[name]
+    op = dispatch.OPERATIONS[case.operation]
+    assert case.operation in prove.lowers(op, case.structs(), **case.facts)
