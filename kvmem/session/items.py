@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from kvmem import errors
-from kvmem.session import item_rows, search, views
+from kvmem.session import ids, item_rows, search, views
 from kvmem.session.book import Book
 from kvmem.session.item_rows import Item
 
@@ -55,7 +55,7 @@ class Items:
         """Keep a text and return its item, the one already there if it is known.
 
         Args:
-            text: what to keep; blanks around it are taken off.
+            text: what to keep, in NFC and without blanks around it.
             uri: where; without one, a text that its part of the tree holds anywhere
                 is not kept again.
             peer: the part it belongs to; None for the user's self.
@@ -68,6 +68,7 @@ class Items:
             Denied, InvalidId: the place is not this actor's, or is none.
         """
         text = _checked_text(text).strip()
+        key = None if key is None else _checked_key(key)
         place = views.owned_by(uri or "memories", peer)
         actor = self._resolve(actor)
         views.checked(place, actor, "remember", whole=uri is None)
@@ -243,6 +244,17 @@ class Retriever:
 
 def _seen(actor: str | None) -> tuple[str, tuple[str, ...]]:
     return ("1", ()) if actor is None else ("item.peer IN ('', ?)", (actor,))
+
+
+def _checked_key(key: str) -> str:
+    """Return a key that can be kept, or raise InvalidId."""
+    try:
+        ids.check_key(key).encode()
+    except UnicodeEncodeError as error:
+        asked, law = f"key {ascii(key[:40])}", "it is not Unicode"
+        cure = "Give whole characters"
+        raise errors.InvalidId(errors.say(asked, law, cure)) from error
+    return key
 
 
 def _checked_text(text: str) -> str:

@@ -53,6 +53,22 @@ def test_a_history_that_grew_sends_its_tail(seen, tail):
     assert unsent(new, new, new) == unsent(new, new[: len(seen)], new) == []
 
 
+@hypothesis.given(
+    st.text("abc", max_size=10),
+    st.integers(0, 10),
+    st.lists(st.integers(0, 10), max_size=4),
+)
+def test_what_was_never_seen_is_sent_wherever_it_was_put(seen, cut, places):
+    kept = list(seen[cut:])
+    for number, place in enumerate(places):
+        kept.insert(place, f"new{number}")
+    old, new = [f"{c}:" for c in seen], [f"{c}:" for c in kept]
+    sent = [kept[i] for i in unsent(old, new, old)]
+    assert {w for w in kept if w.startswith("new")} <= set(sent)
+    if not places:
+        assert sent == []
+
+
 def test_a_message_with_an_id_is_known_by_it_and_an_edit_is_another(me):
     capture = Capture(me)
     assert push(capture, ["a", "b", "c"]) == 3

@@ -34,6 +34,12 @@ def test_a_key_keeps_one_item_and_one_content(items):
     assert items.list() == (first,)
 
 
+@pytest.mark.parametrize("key", ["", "x" * 257, "\ud800"])
+def test_a_key_that_cannot_be_kept_is_refused(items, key):
+    with pytest.raises(errors.InvalidId):
+        items.remember("green", key=key)
+
+
 def test_a_late_retry_does_not_bring_back_what_was_deleted(items):
     uri = items.remember("green", key="k1").uri
     items.delete(uri)
