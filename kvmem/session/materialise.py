@@ -42,7 +42,9 @@ def build(place: Place) -> bool:
         False if a folder with files has that name by now: it is adopted.
     """
     io, new = place.io, place.parent / (NEW + place.folder.name)
-    files.make_folder(io, place.parent, place.root)
+    if place.parent not in place.durable:
+        files.make_folder(io, place.parent, place.root)
+        place.durable[place.parent] = b""
     io.remove_tree(new)
     io.mkdir(new)
     first = lines.scan(_empty_log(place), place.identity)
