@@ -51,12 +51,13 @@ def by_delta(rows: np.ndarray, rope: Rope, delta: int | np.ndarray) -> np.ndarra
     into = _pairs(turned, rope.style)
     into[0][...] = first * cos - second * sin
     into[1][...] = second * cos + first * sin
-    moved = np.broadcast_to((delta != 0)[..., None], (*delta.shape, 1))
-    moved = moved.reshape(*delta.shape, *[1] * (rows.ndim - delta.ndim))
-    own = rows[..., window.start : window.stop]
-    found[..., window.start : window.stop] = np.where(
-        moved, _as(turned, rows.dtype), own
-    )
+    turned_rows = _as(turned, rows.dtype)
+    if not delta.all():
+        moved = (delta != 0).reshape(*delta.shape, *[1] * (rows.ndim - delta.ndim))
+        turned_rows = np.where(
+            moved, turned_rows, rows[..., window.start : window.stop]
+        )
+    found[..., window.start : window.stop] = turned_rows
     return found
 
 

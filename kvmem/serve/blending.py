@@ -57,9 +57,11 @@ class Blender:
         stepper: the engine's: weights, groups, placement.
         topology, order: of the pool's pages.
         ledger: says which physical pages a virtual one is.
+        drafts: whether the engine drafts.
 
     Raises:
-        IncompatiblePlan: a model that cannot be blended, with every law it breaks.
+        IncompatiblePlan: a model that cannot be blended, with every law it breaks; or
+            an engine that drafts.
     """
 
     def __init__(
@@ -69,9 +71,11 @@ class Blender:
         topology: Topology,
         order: str,
         ledger: pools.Ledger,
+        drafts: bool = False,
     ):
         groups = stepper.groups
         gate.require(groups, topology, config)
+        _require_no_draft(drafts)
         self.config = config
         self.groups: tuple[LifecycleGroup, ...] = groups
         self.fill_s = 0.0
@@ -226,7 +230,9 @@ class Blender:
                 kept = library.texts[run.text].kept[group.name]
                 records = kept[run.offset : run.offset + run.num_tokens]
                 if run.delta and self._turns(group):
-                    records = transfer.rerotate(records, group, run.delta)
+                    records = transfer.rerotate(
+                        records, group, run.delta, threads=_THREADS
+                    )
                 pages = transfer.import_records(
                     pages,
                     table,
@@ -305,6 +311,18 @@ class Blender:
                     f"Give u8[n, record] of {', '.join(g.name for g in self.groups)}",
                 )
             )
+
+
+def _require_no_draft(drafts: bool) -> None:
+    if drafts:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                "blending in an engine that drafts",
+                "a draft goes on from what the target's steps gave it, and reused "
+                "tokens take no step",
+                "Leave [blend] or [speculative] out",
+            )
+        )
 
 
 def _clipped(runs: ListLike[Run], start: int, stop: int) -> list[Run]:

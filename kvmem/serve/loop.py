@@ -116,7 +116,8 @@ class Loop:
                 self.recall = GroupRecall(store, self.records_of, self.table)
         self.blender = None
         if blend is not None:
-            self.blender = Blender(blend, self.stepper, topology, order, ledger)
+            drafts = draft is not None
+            self.blender = Blender(blend, self.stepper, topology, order, ledger, drafts)
         self.verifier = None if draft is None else self._start(draft)
         self._checked = checked
         self._counts = Counts()

@@ -10,6 +10,10 @@ turned before: each turn rounds once.
     moved = rerotate(records, group, new - old)            # i64[n], a distance a row
 """
 
+import concurrent.futures
+import functools
+import itertools
+
 import numpy as np
 
 from kvmem import errors
@@ -22,13 +26,18 @@ __all__ = ["rerotate"]
 
 
 def rerotate(
-    records: np.ndarray, group: LifecycleGroup, delta: int | np.ndarray
+    records: np.ndarray,
+    group: LifecycleGroup,
+    delta: int | np.ndarray,
+    *,
+    threads: int = 1,
 ) -> np.ndarray:
     """Return records whose keys stand `delta` places further on.
 
     Args:
         records: u8[n, record], as they were stored.
         delta: new place minus stored place; one integer, or i64[n].
+        threads: that share the records; numpy computes without the interpreter's lock.
 
     Raises:
         IncompatiblePlan: every layer whose rows cannot be turned, each with its reason.
@@ -36,12 +45,25 @@ def rerotate(
         CorruptPage: quantised keys that are not finite.
     """
     _require(records, group, delta)
-    places = np.broadcast_to(np.asarray(delta, np.int64), len(records))
-    moved = np.array(records)
-    changed = np.flatnonzero(places)
-    if not changed.size:
-        return moved
-    rows = np.ascontiguousarray(records[changed])
+    moved, places = np.array(records), np.asarray(delta, np.int64)
+    if places.any():
+        cuts = [len(moved) * turn // threads for turn in range(threads + 1)]
+        pieces = [slice(a, b) for a, b in itertools.pairwise(cuts)]
+        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+            each = (places[piece] if places.ndim else places for piece in pieces)
+            turn = functools.partial(_turn_all, group)
+            list(pool.map(turn, (moved[piece] for piece in pieces), each))
+    return moved
+
+
+def _turn_all(group: LifecycleGroup, records: np.ndarray, delta: np.ndarray) -> None:
+    """Turn every key of some records in place, those that move."""
+    if not delta.all():  # a copy of those that move, put back behind them
+        changed = np.flatnonzero(delta)
+        rows = records[changed]
+        _turn_all(group, rows, delta[changed])
+        records[changed] = rows
+        return
     entries = canonical_envelope(group, 1).entries
     starts = {(e.field.layer, e.field.name, e.head0): e.offset for e in entries}
     for layer in group.layers:
@@ -51,9 +73,7 @@ def rerotate(
                 scales_at = None
                 if turn.scales is not None:
                     scales_at = starts[layer.name, turn.scales.name, head]
-                _turn(rows, turn, at, scales_at, places[changed])
-    moved[changed] = rows
-    return moved
+                _turn(records, turn, at, scales_at, delta)
 
 
 def _turn(

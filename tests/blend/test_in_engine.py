@@ -5,8 +5,9 @@ import pytest
 
 from kvmem import errors
 from kvmem.blend import BlendConfig, gate
-from kvmem.geometry import rerotate
+from kvmem.geometry import Topology, rerotate
 from kvmem.serve import Identity, SamplingParams
+from kvmem.serve.blending import Blender
 from kvmem.serve.reading import Reader
 
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
@@ -155,6 +156,13 @@ def test_a_latent_model_blends_as_it_computes(
 def test_a_model_that_cannot_is_refused_by_its_law(blending_engine, kind, word):
     with pytest.raises(errors.IncompatiblePlan, match=word):
         blending_engine(kind)
+
+
+def test_an_engine_that_drafts_does_not_blend(blending_engine):
+    engine = blending_engine()
+    given = BlendConfig(), engine.stepper, Topology(), "head_major", engine.table.ledger
+    with pytest.raises(errors.IncompatiblePlan, match="an engine that drafts"):
+        Blender(*given, drafts=True)
 
 
 def test_blended_pages_are_never_taken_for_exact_ones(blending_engine, text):
