@@ -342,9 +342,9 @@ def test_an_interleave_that_cuts_a_page_is_refused_by_plan_and_engine(llama_conf
             ask()
 
 
-def test_a_draft_is_planned_and_not_run(llama_config):
+def test_a_draft_that_no_algorithm_runs_is_planned_alone(llama_config):
     made = make(llama_config(), "pool.pages=1", f"draft.source={llama_config('d')}")
-    with pytest.raises(errors.IncompatiblePlan, match="does not run one"):
+    with pytest.raises(errors.IncompatiblePlan, match="proposes by an algorithm"):
         made.engine()
 
 

@@ -23,6 +23,7 @@ from kvmem.prefix import PrefixCache
 from kvmem.serve import engine as engines
 from kvmem.serve import loop as loops
 from kvmem.serve.buckets import ServeConfig
+from kvmem.serve.draft import TwoEngine
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.request import SamplingParams, Sequence
 from kvmem.serve.scheduler import Scheduler
@@ -303,5 +304,33 @@ def hybrid_dense(hybrid_model):
             padded = jnp.asarray([tokens + [0] * (96 - len(tokens))], jnp.int32)
             tokens.append(int(reader(kind)(padded)[len(tokens) - 1]))
         return tuple(tokens[len(prompt) :])
+
+    return make
+
+
+@pytest.fixture
+def made(engine, hybrid_engine):
+    """An engine of a kind of model: "full", or a hybrid's."""
+
+    def make(kind, draft=None, **more):
+        if kind == "full":
+            return engine(draft=draft, **more)
+        return hybrid_engine(kind, draft=draft, **more)
+
+    return make
+
+
+@pytest.fixture
+def draft_of(tiny_model):
+    """A draft model with a pool of `pages` pages: a tiny one of other weights."""
+
+    def make(model=None, pages=64, page_size=4, **facts):
+        model = model or tiny_model(seed=1)
+        layers = model.spec.layer_specs("float32")
+        groups = geometry.group_layers(layers, page_size)
+        (paid,) = budget.solve(
+            groups, Topology(), (), max_pages=pages, sequences=4
+        ).pools
+        return TwoEngine(model, groups, paid, **{"draft_tokens": 3, **facts})
 
     return make

@@ -65,18 +65,6 @@ class _Oracle(Forgetful):
         self.told.append((sequence.request_id, count))
 
 
-@pytest.fixture
-def made(engine, hybrid_engine):
-    """An engine of a kind of model, with or without a draft."""
-
-    def make(kind, draft=None, **more):
-        if kind == "full":
-            return engine(draft=draft, **more)
-        return hybrid_engine(kind, draft=draft, **more)
-
-    return make
-
-
 def answers_of(plain, prompts, sampling):
     outputs = plain.generate([list(p) for p in prompts], sampling)
     found = {}

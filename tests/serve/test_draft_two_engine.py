@@ -3,13 +3,9 @@
 import numpy as np
 import pytest
 
-from kvmem import budget, errors, geometry
-from kvmem.geometry import Topology
+from kvmem import errors
 from kvmem.model import cut
 from kvmem.serve import Identity, SamplingParams
-from kvmem.serve.draft import TwoEngine
-
-PAGE = 4
 
 
 def text(seed, length):
@@ -18,32 +14,6 @@ def text(seed, length):
 
 def greedy(count, **more):
     return SamplingParams(max_tokens=count, ignore_eos=True, **more)
-
-
-@pytest.fixture
-def draft_of(tiny_model):
-    """A draft of one pool of `pages` pages: a tiny model, or another one's layers."""
-
-    def make(model=None, pages=64, page_size=PAGE, **facts):
-        model = model or tiny_model(seed=1)
-        layers = model.spec.layer_specs("float32")
-        groups = geometry.group_layers(layers, page_size)
-        (paid,) = budget.solve(
-            groups, Topology(), (), max_pages=pages, sequences=4
-        ).pools
-        return TwoEngine(model, groups, paid, **{"draft_tokens": 3, **facts})
-
-    return make
-
-
-@pytest.fixture
-def made(engine, hybrid_engine):
-    def make(kind, draft=None, **more):
-        if kind == "full":
-            return engine(draft=draft, **more)
-        return hybrid_engine(kind, draft=draft, **more)
-
-    return make
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "indexer", "state"])
