@@ -171,7 +171,7 @@ class MemoryDisk(OsIO):
 
     def _look(self, path: Path):
         node = self.root
-        for name in path.parts[1:]:
+        for name in filter(None, str(path).split("/")):
             node = node.entries.get(name) if isinstance(node, Folder) else None
         return node
 
