@@ -68,8 +68,8 @@ def test_other_operations_end_as_if_nothing_had_happened(script, make_disk, deat
 
 LONG = {
     "F12": "; ".join(SCRIPT),
-    "commits": "msg k1; recall q1; commit; batch k2; extract; batch k4; commit; extract",
-    "servings": "recall q1 append; carry k1 q1; recall q2; commit; recall q3; batch k2; "
+    "commits": "msg k1; recall q1; commit; batch k2; extract; msg k4; commit; extract",
+    "servings": "recall q1 append; carry k1 q1; recall q2; commit; recall q3; msg k2; "
     "commit 1; recall q4",
     "chains": "msg k1; chain one; recall q1; chain two; msg k2; delete; create; msg k1",
 }
