@@ -79,6 +79,16 @@ def test_shares_are_those_of_the_longest_text_before_any_has_ended(balanced, gro
     assert [q.pages for q in made.manager.quotas] == [200, 200, 200 // state]
 
 
+def test_token_shards_make_full_attention_cheaper_beside_windows(groups):
+    topology, mine = Topology(dcp=2), groups[:2]
+    solved = budget.solve(mine, topology, (), max_pages=200, sequences=4)
+    config = ServeConfig(max_length=4_096)
+    made = balance.of(mine, topology, "head_major", solved, config)
+    # 512 pages of 4 tokens on each of 2 ranks; of the window two of 8, whole on both
+    assert [q.extents for q in made.manager.quotas] == [1, 2]
+    assert [q.share for q in made.manager.quotas] == pytest.approx([512 / 516, 4 / 516])
+
+
 def test_shares_follow_the_texts_that_ended_once_nothing_runs(balanced):
     made, room = balanced(), Kept()
     for _ in range(4):
