@@ -130,3 +130,19 @@ def test_pages_of_fewer_token_shards_are_refused(small):
     run.pages = run.pages[:1]
     with pytest.raises(IncompatiblePlan, match="weights of 1 on 2 token shards"):
         run.read(TEXT[:, :9], LENGTHS * 0, LENGTHS)
+
+
+@pytest.mark.parametrize("where", ["mesh", "stacked"])
+def test_a_decode_step_of_token_shards_copies_no_pool(where, small, pool_copies):
+    spec, params, _ = small
+    topology = Topology(1, 2)
+    run = Run(
+        spec, params, topology, meshes.make(topology) if where == "mesh" else None
+    )
+    pages = np.zeros((2, 4096, run.pages.shape[-1]), np.uint8)
+    pages = jax.device_put(pages, run.pages.sharding)
+    ones = np.ones(2, np.int32)
+    args = run.weights, pages, ones[:, None], ones, ones, run.tables
+    compiled = run.step.lower(*args).compile()
+    held = pages.addressable_shards[0].data
+    assert pool_copies(compiled, held, spare_nbytes=2**17) == []
