@@ -111,21 +111,20 @@ def _carried(place: Place, live: Log, carries: Sequence[Recall | str]) -> list[d
     A recall with mark="append" counts as served now, at this message.
     """
     requests = state.read(place).ledger.requests
+    now = live.clock._asdict()
+    now = {"turn": now.pop("messages"), **now, "idle": 0}
     carried = []
     for each in carries:
         if isinstance(each, Recall):
-            name, actor, records = each.id, each.actor, each.records
+            name, is_recorded, kept = each.id, each.is_recorded, each
         elif each in requests:
-            name, actor, records = each, requests[each].actor, requests[each].records
+            name, is_recorded, kept = each, not requests[each].pending, requests[each]
         else:
             law = "no recall of this session with that id is kept"
             raise InvalidId(say(f"carries {each!r}", law, "Pass the Recall itself"))
-        if not place.rules.ledger_by_actor:
-            actor = None
-        was_served = name in requests and not requests[name].pending
-        if not was_served:
-            now = live.clock._asdict()
-            now = {"turn": now.pop("messages"), **now, "idle": 0}
+        records = dict(kept.records)
+        if not is_recorded:
             records = {uri: {**record, **now} for uri, record in records.items()}
-        carried.append({"id": name, "actor": actor, "records": dict(records)})
+        actor = kept.actor if place.rules.ledger_by_actor else None
+        carried.append({"id": name, "actor": actor, "records": records})
     return carried

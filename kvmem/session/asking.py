@@ -50,6 +50,7 @@ class Recall:
     rendered: str = ""  # the texts; empty if `served` says that nothing is relevant
     actor: str | None = None
     records: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
+    is_recorded: bool = False  # it counts as served already, before a message holds it
 
 
 @dataclasses.dataclass(frozen=True)

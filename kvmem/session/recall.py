@@ -24,7 +24,7 @@ from kvmem.errors import ConfigError, Conflict, KVMemError, say
 from kvmem.session import cooldown, ledger, materialise, state, tombstone, views
 from kvmem.session.asking import Ask, Entry, Recall, SearchFn, Status
 from kvmem.session.ledger import Ledger, Record, Request
-from kvmem.session.place import Place
+from kvmem.session.place import LOG, Place
 from kvmem.session.search import Hit, Retriever
 from kvmem.session.state import State
 
@@ -57,7 +57,7 @@ def run(
     cooled = _cooled(asked, place, found)
     hits, num_errors, error = _searched(asked, search, len(cooled))
     fresh = [hit for hit in hits if hit.uri not in cooled]
-    entries = _rendered(asked, fresh[: asked.limit])
+    entries = _rendered(asked, fresh)
     answer = Recall(
         asked.id,
         entries,
@@ -87,9 +87,11 @@ def _opened(
     if place is None or asked.policy.is_off:
         return None, "off", None
     try:
-        with place.locked():
-            tombstone.check(place, generation)
-            materialise.ensure(place)
+        tombstone.check(place, generation)
+        if not place.io.is_file(place.file(LOG)):
+            with place.locked():
+                tombstone.check(place, generation)
+                materialise.ensure(place)
     except OSError as error:
         return None, "off", f"the session could not be made: {error}"
     except KVMemError as error:
@@ -132,6 +134,7 @@ def _replay(asked: Ask, found: State | None) -> Recall | None:
         entries,
         "replayed",
         turn=before.turn,
+        is_recorded=not before.pending,
         rendered="\n\n".join(e.text for e in entries),
         actor=asked.actor,
         records=before.records,
@@ -151,9 +154,11 @@ def _searched(
 
 
 def _rendered(asked: Ask, hits: Sequence[Hit]) -> tuple[Entry, ...]:
-    """Return the entries of hits; of equal texts the first."""
+    """Return the entries of the first hits that are rendered; of equal texts one."""
     entries, texts = [], set()
     for hit in hits:
+        if len(entries) == asked.limit:
+            break
         tier = asked.render(hit)
         if tier is None or (tier != "uri" and hit.text in texts):
             continue
@@ -186,6 +191,9 @@ def _recorded(
             tombstone.check(place, generation)
             found = state.read(place)
             place.settle(found.log)
+            before = _replay(asked, found)
+            if before is not None:  # a retry that overtook this call
+                return before
             cooled = _cooled(asked, place, found)
             entries = tuple(e for e in answer.entries if e.uri not in cooled)
             records = _records(asked, found, place, entries) if is_served else {}
@@ -206,6 +214,7 @@ def _recorded(
         excluded=answer.excluded + len(answer.entries) - len(entries),
         turn=found.clock.messages,
         records=_json(records),
+        is_recorded=bool(records) and asked.mark == "return",
     )
 
 

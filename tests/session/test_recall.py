@@ -128,6 +128,29 @@ def test_a_retry_is_answered_as_before_in_another_process_too(me, finds, tmp_pat
         assert again == dataclasses.replace(first, status="replayed")
 
 
+def test_a_retry_that_overtakes_its_first_call_is_answered_the_same(me, finds):
+    session, retried = me.session("s"), []
+
+    def retry():
+        finds.during = None
+        retried.append(me.recall("q", session=session, request_id="r"))
+
+    finds.during = retry
+    first = me.recall("q", session=session, request_id="r")
+    assert uris(first) == uris(retried[0]) == ["A", "B", "C"]
+    assert (first.status, retried[0].status) == ("replayed", "new")
+
+
+def test_hits_that_are_not_rendered_leave_their_place_to_others(me):
+    tiers = {"A": None, "B": "full", "C": "full"}
+    found = me.recall("q", limit=2, render=lambda hit: tiers[hit.uri])
+    assert uris(found) == ["B"], "the retriever was asked for two"
+    session = me.session("s")
+    me.recall("q", session=session, limit=1)
+    found = me.recall("q", session=session, limit=1, render=lambda hit: tiers[hit.uri])
+    assert uris(found) == ["B"]
+
+
 def test_a_request_id_of_another_query_or_actor_is_a_conflict(me):
     session = me.session("s")
     me.recall("q", session=session, request_id="r")
@@ -176,10 +199,11 @@ def test_a_serving_with_a_message_survives_the_ledger_and_a_commit(me):
 def test_carrying_a_recall_that_was_served_at_once_does_not_serve_it_again(me):
     session = me.session("s")
     found = me.recall("q", session=session, request_id="r", limit=1)
+    unnamed = me.recall("q", session=session, limit=1)
     session.append(say("x"))
     session.append(say("with A"), carries=["r"])
-    session.append(say("with A"), carries=[found])
-    assert session.ledger()["A"].turn == 0
+    session.append(say("with A"), carries=[found, unnamed])
+    assert {u: r.turn for u, r in session.ledger().items()} == {"A": 0, "B": 0}
 
 
 def test_a_recall_that_nobody_knows_cannot_be_carried_and_writes_nothing(me):
@@ -222,9 +246,9 @@ def test_a_deleted_session_is_unavailable_and_stays_deleted(me, finds):
 
 def test_a_busy_session_is_waited_for_and_then_told_of(me, finds):
     session = me.session("s")
-    session.create()
     with session.place.locked():
         assert me.recall("q", session=session).status == "unavailable"
+    session.create()
     held = session.place.locked()
     finds.during = held.__enter__
     found = me.recall("q", session=session)
