@@ -17,6 +17,7 @@ from kvmem.store.parts import Part, Rows, part_id, parts_of, whole_id
 from kvmem.store.record_store import RecordStats, RecordStore
 from kvmem.store.report import ArrayReport, SegmentRow, inspect
 from kvmem.store.results import (
+    Erased,
     GcReport,
     GetResult,
     PutResult,
@@ -33,6 +34,7 @@ __all__ = [
     "Extra",
     "Explained",
     "Facts",
+    "Erased",
     "GcReport",
     "GetResult",
     "HostStats",

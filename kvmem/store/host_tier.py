@@ -17,7 +17,7 @@ import collections
 import dataclasses
 import numbers
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from kvmem.store import durable, host_memory, requests
 from kvmem.store.chains import Chains
 from kvmem.store.host_memory import MemoryKind
 from kvmem.store.page_key import PageKey
-from kvmem.store.results import GetResult, PutResult
+from kvmem.store.results import Erased, GetResult, PutResult
 from kvmem.store.segment import Facts
 
 _GONE_KEYS = 65_536  # remembered, so that a miss can say "evicted"
@@ -221,6 +221,14 @@ class HostTier:
             for key in keys:
                 if key in self._held:
                     self._forget(key)
+
+    def retain(self, keep: Collection[PageKey]) -> Erased:
+        """Keep the chunks of these keys alone, pinned or not."""
+        wanted = frozenset(keep)
+        with self._lock:
+            gone = [key for key in self._held if key not in wanted]
+            self.drop(gone)
+        return Erased(len(gone))
 
     def stats(self) -> HostStats:
         """Return counters and what is held."""

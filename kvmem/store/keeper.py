@@ -37,7 +37,7 @@ class Keeper:
     def __init__(self, shelf: Shelf, held: Index, max_nbytes: int | None):
         """Take over a shelf whose writer this process is."""
         self.shelf, self.facts, self.max_nbytes = shelf, shelf.facts, max_nbytes
-        self._index = held
+        self.index = held
         self._moved: set[str] = set()  # segments whose live rows were rewritten
 
     def keep(
@@ -54,10 +54,10 @@ class Keeper:
         `sums` will hold the checksums of the records as they were put, where these may
         change meanwhile.
         """
-        with self._index.lock:
+        with self.index.lock:
             new = self._new_rows(keys, tokens, records)
-        present = [key for key in keys if key in self._index.places]
-        self._index.touch(present)
+        present = [key for key in keys if key in self.index.places]
+        self.index.touch(present)
         parents = self._parents(keys, new, parent)
         protect = [*present, parent] if parent else present
         kept, evicted = self._make_room(lease, len(new), protect)
@@ -82,40 +82,40 @@ class Keeper:
 
     def collect(self, lease: Lease) -> GcReport:
         """Sweep leftovers, keep to the budget, rewrite what is less than half live."""
-        extend(self._index, self.shelf)
-        swept = self.shelf.sweep(self._index)
-        nbytes, before = self._index.file_nbytes, set(self._index.segments)
+        extend(self.index, self.shelf)
+        swept = self.shelf.sweep(self.index)
+        nbytes, before = self.index.file_nbytes, set(self.index.segments)
         self._moved.clear()
         self._make_room(lease, 0, ())
         kept = self._rewrite(lease)
         self.save_recency()
-        after = set(self._index.segments)
+        after = set(self.index.segments)
         return GcReport(
             swept=swept,
             dropped=tuple(sorted(before - after - self._moved)),
             rewritten=tuple(sorted(before & self._moved)),
             written=tuple(sorted(after - before)),
             kept=tuple(sorted(kept)),
-            freed_nbytes=nbytes - self._index.file_nbytes,
-            unread_nbytes=self._index.unread_nbytes,
+            freed_nbytes=nbytes - self.index.file_nbytes,
+            unread_nbytes=self.index.unread_nbytes,
         )
 
     @property
     def _budget(self) -> int:
         """What readable segments may take: what cannot be read stays, and counts."""
-        return self.max_nbytes - self._index.unread_nbytes
+        return self.max_nbytes - self.index.unread_nbytes
 
     def save_recency(self) -> None:
         """Let the shelf note when segments were last asked for."""
-        with self._index.lock:
-            touched, self._index.touched_ns = self._index.touched_ns, {}
+        with self.index.lock:
+            touched, self.index.touched_ns = self.index.touched_ns, {}
         self.shelf.note_used(touched)
 
     def _new_rows(self, keys, tokens, records) -> list[int]:
         """Return the positions to write, or raise Conflict before anything is."""
 
         def held(key: PageKey) -> requests.Said | None:
-            place = self._index.places.get(key)
+            place = self.index.places.get(key)
             return place and (place.tokens, place.checksum)
 
         return requests.new_positions(
@@ -127,8 +127,8 @@ class Keeper:
         parents = {i: keys[i - 1] if i else parent for i in new}
         written = {keys[i] for i in new}
         held = {above for above in parents.values() if above not in written} - {None}
-        with self._index.lock:
-            above = eviction.ancestors(self._index, held)
+        with self.index.lock:
+            above = eviction.ancestors(self.index, held)
         if not above & written:
             return parents
         return {i: None if p in held else p for i, p in parents.items()}
@@ -137,20 +137,25 @@ class Keeper:
         """Evict until `num_new` chunks fit, or as many as can; return both counts."""
         if self.max_nbytes is None:
             return num_new, 0
-        with lease.hold(), self._index.lock:
+        with lease.hold(), self.index.lock:
             need = self._need(num_new)
-            plan = eviction.make(self._index, need, self._budget, tuple(protect))
+            plan = eviction.make(self.index, need, self._budget, tuple(protect))
             fitting = bisect.bisect_right(
                 range(1, num_new + 1), plan.room_nbytes, key=self._need
             )
             if num_new and not fitting:
                 return 0, 0
             for key in plan.evict:
-                self._index.evict(key)
-        self._drop_dead(lease)
-        if self._index.file_nbytes + self._need(fitting) > self._budget:
+                self.index.evict(key)
+        self.drop_dead(lease)
+        if self.index.file_nbytes + self._need(fitting) > self._budget:
             self._rewrite(lease)
         return fitting, len(plan.evict)
+
+    def has_room(self, nbytes: int) -> bool:
+        """Say whether so many bytes of files fit beside what is there."""
+        limit = self.max_nbytes
+        return limit is None or self.index.file_nbytes + nbytes <= self._budget
 
     def _need(self, num_chunks: int) -> int:
         """Return the most bytes that the files of new chunks take."""
@@ -175,21 +180,21 @@ class Keeper:
 
         def publish(sealed: Segment) -> None:
             with lease.hold():
-                self._index.add(sealed, is_fresh=True)
+                self.index.add(sealed, is_fresh=True)
 
         said = keys, tokens, records, parents
         return self.shelf.write(*said, sums, lease.confirm, publish)
 
-    def _drop_dead(self, lease) -> tuple[str, ...]:
+    def drop_dead(self, lease) -> tuple[str, ...]:
         """Take the segments away in which no row is live; return their names."""
-        with lease.hold(), self._index.lock:
+        with lease.hold(), self.index.lock:
             dead = [
                 each
-                for name, each in self._index.segments.items()
-                if not self._index.live[name]
+                for name, each in self.index.segments.items()
+                if not self.index.live[name]
             ]
             for each in dead:
-                self._index.leave(each.name)
+                self.index.leave(each.name)
         for each in dead:
             self.shelf.drop(each)
         return tuple(each.name for each in dead)
@@ -199,72 +204,72 @@ class Keeper:
 
         Returns the names of those that are kept, for a chunk that could not be read.
         """
-        self._drop_dead(lease)
+        self.drop_dead(lease)
         kept = self._faulty()
         while batch := self._next_batch(kept):
-            found = {each.name: self._read_live(each) for each in batch}
+            found = {each.name: self.read_live(each) for each in batch}
             kept |= {name for name, live in found.items() if live is None}
             whole = [live for live in found.values() if live is not None]
             if whole:
-                self._gather(lease, whole)
-                self._moved.update(self._drop_dead(lease))
+                self.gather(lease, whole)
+                self._moved.update(self.drop_dead(lease))
         return kept
 
     def _faulty(self) -> set[str]:
         """Return the names of sparse segments with a chunk that could not be read."""
-        with self._index.lock:
+        with self.index.lock:
             return {
                 mask.place.segment.name
-                for mask in self._index.masked.values()
-                if eviction.is_sparse(self._index, mask.place.segment)
+                for mask in self.index.masked.values()
+                if eviction.is_sparse(self.index, mask.place.segment)
             }
 
     def _next_batch(self, skip: set[str]) -> list[Segment]:
         """Return sparse segments, the emptiest first, whose chunks fit into one."""
-        with self._index.lock:
+        with self.index.lock:
             sparse = sorted(
-                (self._index.live[name], name)
-                for name, each in self._index.segments.items()
-                if name not in skip and eviction.is_sparse(self._index, each)
+                (self.index.live[name], name)
+                for name, each in self.index.segments.items()
+                if name not in skip and eviction.is_sparse(self.index, each)
             )
             room = _REWRITE_NBYTES
             if self.max_nbytes is not None:
-                room = self._budget - self._index.file_nbytes
+                room = self._budget - self.index.file_nbytes
             batch, chunks = [], 0
             for live, name in sparse:
                 chunks += live
                 if segment.estimate(self.facts, chunks) > room:
                     if batch or self.max_nbytes is not None:
                         break
-                batch.append(self._index.segments[name])
+                batch.append(self.index.segments[name])
         return batch
 
-    def _read_live(self, sparse: Segment) -> "_Live | None":
+    def read_live(self, sparse: Segment) -> "_Live | None":
         """Read the live rows of a segment, None if one of them cannot be read."""
-        with self._index.lock:
+        with self.index.lock:
             live = [
                 row
                 for row, key in enumerate(sparse.keys)
-                if self._index.places.get(key) == Place(sparse, row)
+                if self.index.places.get(key) == Place(sparse, row)
             ]
         out = np.empty((len(live), self.facts.row_nbytes), np.uint8)
         faults = self.shelf.read(sparse, live, out, NEVER)
         for row, fault in zip(live, faults, strict=True):
             if fault:
-                self._index.mask(sparse.keys[row], fault.reason, Place(sparse, row))
+                self.index.mask(sparse.keys[row], fault.reason, Place(sparse, row))
         return None if any(faults) else _Live(sparse, live, out)
 
-    def _gather(self, lease, whole: "Sequence[_Live]") -> Segment:
+    def gather(self, lease, whole: "Sequence[_Live]") -> Segment:
         """Write the live rows of several segments into one, as old as they were."""
         keys = [each.source.keys[row] for each in whole for row in each.rows]
         parents = [each.source.parents[row] for each in whole for row in each.rows]
         tokens = np.concatenate([each.source.tokens[each.rows] for each in whole])
         records = np.concatenate([each.records for each in whole])
-        with self._index.lock:
-            used_ns = max(self._index.used_ns.get(key, 0) for key in keys)
+        with self.index.lock:
+            used_ns = max(self.index.used_ns.get(key, 0) for key in keys)
         sealed = self._write(lease, keys, tokens, records, parents)
-        with self._index.lock:
-            self._index.touched_ns[sealed.name] = used_ns
+        with self.index.lock:
+            self.index.touched_ns[sealed.name] = used_ns
         return sealed
 
 

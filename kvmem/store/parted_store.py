@@ -19,7 +19,7 @@ Each part is a `PageStore` of its own folder; they share the root's one writer l
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,7 @@ from kvmem.store.page_store import PageStore, refuse_url
 from kvmem.store.parted_reader import PartedReader, holds
 from kvmem.store.parts import BASE, Part, Rows, part_id
 from kvmem.store.record_store import RecordStats, RecordStore
-from kvmem.store.results import GcReport, PutResult, SegmentReport
+from kvmem.store.results import Erased, GcReport, PutResult, SegmentReport
 from kvmem.store.segment import Facts
 from kvmem.store.segment_store import SegmentStore
 
@@ -254,6 +254,13 @@ class PartedStore:
     def gc(self) -> dict[str, GcReport]:
         """Tidy every part."""
         return {name: store.gc() for name, store in self.stores.items()}
+
+    def retain(self, keep: Collection[PageKey]) -> Erased:
+        """Keep the chunks of these keys alone in every part, the base's first."""
+        parts = [self.stores[part.name].retain(keep) for part in self.parts]
+        rest = sum((each.num_lost for each in parts[1:]), parts[0].num_lost)
+        unread = sum(each.unread_nbytes for each in parts)
+        return Erased(parts[0].num_chunks, rest, unread)
 
     def stats(self) -> PartedStats:
         """Return counters and what is held."""

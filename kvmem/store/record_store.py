@@ -9,13 +9,13 @@ was put with and with the very bytes; else the answer is a miss that says why.
             store.put(keys, tokens, records)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from kvmem.store.page_key import PageKey
-from kvmem.store.results import GetResult, PutResult
+from kvmem.store.results import Erased, GetResult, PutResult
 from kvmem.store.segment import Facts
 
 
@@ -66,6 +66,9 @@ class RecordStore(Protocol):
 
     def contains(self, keys: Sequence[PageKey]) -> int:
         """Return how many leading keys are held; changes nothing."""
+
+    def retain(self, keep: Collection[PageKey]) -> Erased:
+        """Keep the chunks of these keys alone; the bytes of others are gone then."""
 
     def stats(self) -> RecordStats:
         """Return counters and what is held."""

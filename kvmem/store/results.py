@@ -63,6 +63,15 @@ class GcReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class Erased:
+    """What `retain` took away for good; chunks are counted."""
+
+    num_chunks: int  # that were not named
+    num_lost: int = 0  # named, and their bytes could not be carried over
+    unread_nbytes: int = 0  # of files that cannot be read, and may hold anything
+
+
+@dataclasses.dataclass(frozen=True)
 class StoreStats:
     """Counters since opening, and what is held now; chunks are counted."""
 

@@ -9,13 +9,13 @@ import collections
 import concurrent.futures
 import numbers
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvmem.errors import ConfigError, FormatMismatch, InvalidId, say
-from kvmem.store import durable
+from kvmem.store import durable, erase
 from kvmem.store.chain_file import Link
 from kvmem.store.index import Index
 from kvmem.store.keeper import Keeper
@@ -23,6 +23,7 @@ from kvmem.store.page_key import PageKey
 from kvmem.store.reader import Reader
 from kvmem.store.requests import checked_parent, checked_request, checked_rows
 from kvmem.store.results import (
+    Erased,
     GcReport,
     GetResult,
     PutResult,
@@ -224,6 +225,17 @@ class SegmentStore:
         """Sweep leftovers, keep to the budget, rewrite segments less than half live."""
         self._require_writer("gc")
         return self._in_turn(self._keeper.collect).result()
+
+    def retain(self, keep: Collection[PageKey]) -> Erased:
+        """Keep the chunks of these keys alone, pinned or not.
+
+        Segments are rewritten without the others: when this returns, their bytes are
+        on no file that can be read.
+        """
+        self._require_writer("retain")
+        return self._in_turn(
+            lambda lease: erase.retain(self._keeper, lease, keep)
+        ).result()
 
     def refresh(self) -> int:
         """Take in segments that another process sealed since; return how many.

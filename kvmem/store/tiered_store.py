@@ -13,7 +13,7 @@ store behind goes on holding; where the store behind lost a chunk, RAM may still
 import collections
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from kvmem.store import requests
 from kvmem.store.host_tier import HostStats, HostTier
 from kvmem.store.page_key import PageKey
 from kvmem.store.record_store import RecordStats, RecordStore
-from kvmem.store.results import GetResult, PutResult
+from kvmem.store.results import Erased, GetResult, PutResult
 from kvmem.store.segment import Facts
 
 
@@ -142,6 +142,11 @@ class TieredStore:
             grew += self.behind.contains(keys[count + grew :])
             count += grew
         return count
+
+    def retain(self, keep: Collection[PageKey]) -> Erased:
+        """Keep the chunks of these keys alone, in both tiers."""
+        self.host.retain(keep)
+        return self.behind.retain(keep)
 
     def stats(self) -> TieredStats:
         """Return counters and what is held."""
