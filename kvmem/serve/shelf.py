@@ -5,6 +5,12 @@ same tokens are its companions: index keys, pages of windows, snapshots of state
 law: the cache holds each of its pages once, and a companion only while its unit stands
 in the tree.
 
+A draft whose row of a token depends on the token behind it reads across the end of a
+page: the last row there is of one continuation alone. `back_off` says how many pages at
+the end of what is found are computed again for it; they leave the token to compute that
+a hit always leaves, too. Of 16 tokens cached in pages of 4, and of 18, three pages are
+used then.
+
     shelf = Shelf(books, PrefixCache(16), lives)
     shelf.match(tokens, namespace, marks)       # what every group can go on from
 """
@@ -19,8 +25,9 @@ from kvmem.prefix.tree import Marks
 from kvmem.serve.books import Books
 from kvmem.serve.holding import Holding
 
-__all__ = ["NO_FULL_GROUP", "Shelf"]
+__all__ = ["BACKED_OFF", "NO_FULL_GROUP", "Shelf"]
 
+BACKED_OFF = "what was found is computed again, for a draft that reads across its end"
 NO_FULL_GROUP = "no layer of this model keeps whole texts"
 
 
@@ -31,12 +38,15 @@ class Shelf:
         books: of all groups.
         cache: the tree; its page size is that of every group.
         lives: of each group; the first of full attention is the tree's.
+
+    `back_off` is a draft's to set, before the first text is looked for.
     """
 
     def __init__(self, books: Books, cache: PrefixCache, lives: Sequence[Lifecycle]):
         self.books = books
         self.cache = cache
         self.lives = tuple(lives)
+        self.back_off = 0  # pages
         full = [g for g, life in enumerate(lives) if life.kind == "full"]
         self.first = full[0] if full else None
         nulls = {
@@ -53,6 +63,9 @@ class Shelf:
         if self.first is None:
             return Hit(0, (), NO_FULL_GROUP)
         hit = self.cache.match(tokens, namespace, marks)
+        if self.back_off and hit.vpages:
+            found = len(self.cache.pages(tokens, namespace, marks))
+            hit = self._backed_off(hit, found)
         if not self.others or not hit.vpages:
             return hit
         present = [np.ones(len(hit.vpages), bool)]
@@ -164,6 +177,12 @@ class Shelf:
 
     def _of_kind(self, kind: str) -> list[int]:
         return [g for g, life in enumerate(self.lives) if life.kind == kind]
+
+    def _backed_off(self, hit: Hit, found: int) -> Hit:
+        """Return a hit without the last of the pages that were found."""
+        kept = max(0, min(len(hit.vpages), found - self.back_off))
+        size, reason = self.cache.page_size, None if kept else BACKED_OFF
+        return Hit(kept * size, hit.vpages[:kept], reason)
 
     def _why_not(self, present: Sequence[np.ndarray]) -> str:
         """Say which groups' pages a cached text lacks."""

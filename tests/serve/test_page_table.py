@@ -6,6 +6,7 @@ import pytest
 from kvmem import pool as pools
 from kvmem.prefix import Hit, PrefixCache
 from kvmem.serve.page_table import Accounts, Cleared, PageTable
+from kvmem.serve.shelf import BACKED_OFF
 
 MISS = Hit(0, ())
 
@@ -178,3 +179,27 @@ def test_pages_of_a_hit_are_not_counted_on_to_make_room_for_its_rest(page_table)
     before = table.accounts()
     assert table.match([*tokens, 1]).num_tokens == 16
     assert table.accounts() == before and table.num_evicted == 0
+
+
+@pytest.mark.case("PFX-13")
+@pytest.mark.parametrize(
+    ("length", "plain", "backed_off"),
+    [(16, 3, 3), (17, 4, 3), (18, 4, 3), (20, 4, 4), (8, 1, 1), (6, 1, 0), (4, 0, 0)],
+)
+def test_a_page_computed_again_for_a_draft_also_leaves_the_token_to_compute(
+    page_table, length, plain, backed_off
+):
+    table, tokens = page_table(), text(30, length)
+    held = table.begin(MISS, tokens)
+    table.publish(tokens, held)
+    for back_off, pages in ((0, plain), (1, backed_off)):
+        table.shelf.back_off = back_off
+        hit = table.match(tokens)
+        assert hit.vpages == tuple(held.columns[0][:pages])
+        assert hit.num_tokens == 4 * pages
+    assert (hit.reason == BACKED_OFF) == (length == 6)
+    # of another text, the last page that is found is computed again as well
+    assert (
+        table.match([*tokens[:12], 9_001, 9_002]).num_tokens
+        == min(length // 4, 3) * 4 - 4
+    )
