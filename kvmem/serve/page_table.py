@@ -261,13 +261,9 @@ class PageTable:
         child = Holding(self._sinks)
         child.firsts = list(held.firsts)
         child.known, child.peaks = length, self.needs.peak(length, 1)
-        grows = [
-            max(0, child.peaks[group] - len(cut[group]))
-            if group in self._windows
-            else 0
-            for group in range(len(self.lives))
-        ]
-        beside = _sum(counts, _sum(grows, self.promised()))
+        child.columns = [list(vpages) for vpages in cut]
+        promised = self.needs.promised([child, *self._holdings])
+        beside = _sum(counts, promised)
         if not self.room.can_make(beside) or not self.room.make(counts):
             return None
         for group, vpages in enumerate(cut):
