@@ -13,6 +13,7 @@ import tokenizers
 
 from kvmem import budget, geometry, settings
 from kvmem import pool as pools
+from kvmem.budget import members
 from kvmem.geometry import Topology
 from kvmem.model.hybrid import random_model
 from kvmem.model.hybrid.decoder import HybridDecoder
@@ -24,6 +25,7 @@ from kvmem.serve import engine as engines
 from kvmem.serve import loop as loops
 from kvmem.serve.buckets import ServeConfig
 from kvmem.serve.draft import TwoEngine
+from kvmem.serve.draft.own_pages import paid_for
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.request import SamplingParams, Sequence
 from kvmem.serve.scheduler import Scheduler
@@ -324,13 +326,12 @@ def made(engine, hybrid_engine):
 def draft_of(tiny_model):
     """A draft model with a pool of `pages` pages: a tiny one of other weights."""
 
-    def make(model=None, pages=64, page_size=4, **facts):
-        model = model or tiny_model(seed=1)
+    def make(model=None, pages=64, page_size=4, topology=None, **facts):
+        model, topology = model or tiny_model(seed=1), topology or Topology()
         layers = model.spec.layer_specs("float32")
-        groups = geometry.group_layers(layers, page_size)
-        (paid,) = budget.solve(
-            groups, Topology(), (), max_pages=pages, sequences=4
-        ).pools
+        groups = geometry.group_layers(layers, page_size, domain="draft")
+        page, *_ = members.members_of(groups, topology, "head_major", "unified")
+        paid = paid_for(groups, pages * page.page_nbytes, topology, "head_major")
         return TwoEngine(model, groups, paid, **{"draft_tokens": 3, **facts})
 
     return make
