@@ -18,7 +18,8 @@ from kvmem.session.lines import Batch, Line, Log
 from kvmem.session.place import HISTORY, LOG, META, Place
 
 FORMAT = "kvmem.session.archive"
-_PREFIX, _NEW = "archive_", ".new-archive"
+NEW = ".new-archive"
+_PREFIX = "archive_"
 
 
 class Archive(NamedTuple):
@@ -84,7 +85,7 @@ def write(place: Place, part: Log) -> str:
     """Make an archive of lines, durable whole or not there; return its name."""
     io, folder = place.io, place.file(HISTORY)
     files.make_folder(io, folder, place.folder)
-    new, name = folder / _NEW, f"{_PREFIX}{len(listed(place)):03d}"
+    new, name = folder / NEW, f"{_PREFIX}{len(listed(place)):03d}"
     io.remove_tree(new)
     io.mkdir(new)
     data = lines.header(place.identity, part.start)

@@ -18,7 +18,7 @@ from kvmem.session.io import OsIO
 from kvmem.session.lines import Line
 from kvmem.session.log import TORN
 from kvmem.session.materialise import GONE
-from kvmem.session.place import LEDGER, LOG, Place
+from kvmem.session.place import CHAINS, HISTORY, LEDGER, LOG, Place
 from kvmem.session.state import BAD
 
 
@@ -94,9 +94,14 @@ def _set_aside(place: Place) -> Iterator[str]:
 
 
 def _drop_leftovers(place: Place) -> None:
-    for name in place.io.names(place.folder):
-        if name.endswith(TEMPORARY):
-            place.io.unlink(place.file(name))
+    """Take away what writes and commits that were cut off have left."""
+    history = place.file(HISTORY)
+    place.io.remove_tree(history / archive.NEW)
+    archives = [history / name for name in place.io.names(history)]
+    for folder in (place.folder, place.file(CHAINS), *archives):
+        for name in place.io.names(folder):
+            if name.endswith(TEMPORARY):
+                place.io.unlink(folder / name)
 
 
 def _without(held: Sequence[Line], memory: Memory) -> tuple[tuple[Line, ...], int]:

@@ -48,6 +48,10 @@ def spread(me):
         session.place.file("messages.torn-0").write_bytes(f"{{{WORDS}".encode())
         session.place.file(".recall_log.bad-0").write_bytes(f"{{{WORDS}".encode())
         session.place.file("messages.jsonl.tmp").write_bytes(WORDS.encode())
+    history = me.session("s").place.file("history")
+    (history / ".new-archive").mkdir()
+    (history / ".new-archive" / LOG).write_text(WORDS)
+    (history / "archive_000" / "messages.jsonl.tmp").write_text(WORDS)
     gone = me.session("t").place.parent / ".gone-old"
     gone.mkdir()
     (gone / LOG).write_text(WORDS)
