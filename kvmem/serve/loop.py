@@ -174,6 +174,7 @@ class Loop:
         self.pool, fetched = self.recall.fetch(self.pool, sequence)
         sequence.num_computed += fetched.num_tokens
         if is_first:
+            sequence.store_reason = fetched.reason
             sequence.stored_tokens = min(
                 fetched.num_tokens, sequence.num_prompt - sequence.cached_tokens
             )

@@ -171,9 +171,10 @@ class Output:
 
     `cached_tokens` of the prompt were found in pages of this process, `stored_tokens`
     more in the page store, when it was first admitted; `miss_reason` says why neither
-    had any, and is None where one had. `reused_tokens` of the rest were found in
-    registered texts, and `recomputed_tokens` of these computed anew. `first_token_s` is
-    seconds from the request's arrival to its first token.
+    had any, and is None where one had; `store_reason` says why the store's part ends
+    before the prompt does. `reused_tokens` of the rest were found in registered texts,
+    and `recomputed_tokens` of these computed anew. `first_token_s` is seconds from the
+    request's arrival to its first token.
     """
 
     request_id: int
@@ -182,6 +183,7 @@ class Output:
     cached_tokens: int = 0
     stored_tokens: int = 0
     miss_reason: str | None = None
+    store_reason: str | None = None
     first_token_s: float | None = None
     store_error: str | None = None
     reused_tokens: int = 0
@@ -229,6 +231,7 @@ class Sequence:
         self.reused_tokens = 0
         self.recomputed_tokens = 0
         self.miss_reason: str | None = NEVER_ADMITTED
+        self.store_reason: str | None = None
         self.arrived_s = time.perf_counter()
         self.first_token_s: float | None = None
         self.store_error: str | None = None
@@ -273,6 +276,7 @@ class Sequence:
         other.reused_tokens = self.reused_tokens
         other.recomputed_tokens = self.recomputed_tokens
         other.miss_reason = self.miss_reason
+        other.store_reason = self.store_reason
         return other
 
     @property

@@ -85,6 +85,7 @@ class Requests:
             reused_tokens=leader.reused_tokens,
             recomputed_tokens=leader.recomputed_tokens,
             miss_reason=leader.miss_reason,
+            store_reason=leader.store_reason,
             first_token_s=leader.first_token_s,
             store_error=next((s.store_error for s in samples if s.store_error), None),
         )
