@@ -15,6 +15,8 @@ from kvmem.speculative import Server, SpecPlan, check, sglang
         ((3, 4, 16, 64), 512),
         ((3, 2, 5, 4), 16),
         ((5, 8, 64, 16), 256),
+        ((1, 2, 4, 16), 32),  # a branch that ends with its page
+        ((2, 2, 4, 16), 64),
     ],
 )
 def test_what_a_verification_reserves(given, tokens):
