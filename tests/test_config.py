@@ -281,6 +281,10 @@ def test_an_engine_is_given_everything_that_the_config_says(
         "poison": True,
         "checked": True,
         "certified": True,
+        "manager": made.manager(),
+        "rebalance": made.pool.rebalance,
+        "blend": None,
+        "draft": None,
     }
     kept.close()
 
@@ -369,7 +373,10 @@ def test_pools_and_host_tier_beyond_the_machine_are_refused_with_the_sum(llama_c
         *("topology.tp=4", "pool.memory=2GiB", "store.host_memory=50GiB"),
         "pool.machine_memory=57GiB",
     )
-    words = r"2,147,483,648 x 4 = 8,589,934,592 B that is 62,277,025,792 B, more than"
+    words = (
+        r"8,589,934,592 B of pools, 2,147,483,648 x 4 \(target\).* together "
+        "62,277,025,792 > 61,203,283,968 B of this machine's memory"
+    )
     with pytest.raises(errors.IncompatiblePlan, match=words):
         made.budget()
 

@@ -85,14 +85,18 @@ def host_term(
 def _on_machine(solved: Budget, topology: Topology) -> list[Claim]:
     """Return what the pools of all ranks claim of the one machine that holds them."""
     ranks, draft = topology.ranks, solved.draft_pages * solved.draft_page_nbytes
-    of = f" on {ranks} ranks" if ranks > 1 else ""
     rows = [
         ("pools", "target", sum(pool.nbytes for pool in solved.pools), "fewer pages"),
         ("draft pools", "draft", draft, "fewer pages"),
         ("workspaces", "engine", solved.fixed_nbytes, ""),
     ]
     return [
-        Claim(name + of, owner, nbytes * ranks, gives)
+        Claim(
+            name if ranks == 1 else f"{name}, {nbytes:,} x {ranks}",
+            owner,
+            nbytes * ranks,
+            gives,
+        )
         for name, owner, nbytes, gives in rows
         if nbytes
     ]

@@ -215,7 +215,7 @@ def test_a_host_tier_is_shown_as_a_total_and_a_rank(llama_config, plan, capsys):
     assert cli.main(["plan", *argv, "--machine-memory", "51GiB"]) == 2
     said = capsys.readouterr().err
     assert "> 54,760,833,024 B of this machine's memory" in said
-    assert "B of pools on 4 ranks (target) + 53,687,091,200 B of host tier" in said
+    assert "x 4 (target) + 53,687,091,200 B of host tier" in said
     assert "host tier can shrink: at most 50," in said
 
 
