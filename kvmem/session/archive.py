@@ -48,7 +48,7 @@ def facts(place: Place, name: str) -> Archive:
         return Archive(
             name, fields["first"], fields["stop"], fields["is_extracted"], keys
         )
-    except (OSError, ValueError, KeyError, TypeError) as bad:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as bad:
         raise _damaged(place, name, f"its meta file cannot be read ({bad})") from bad
 
 

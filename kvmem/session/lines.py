@@ -166,11 +166,13 @@ def advance(clock: Clock, stored: Sequence[Mapping]) -> Clock:
 
 
 def _follows(fields: Mapping, opened: Sequence, first: int) -> bool:
+    """Say whether a right line is the next of its batch, and that the next batch."""
     k = len(opened)
     is_same = not k or all(
         fields.get(name) == opened[0][0].get(name) for name in ("of", "key")
     )
-    return is_same and fields["k"] == k < fields["of"] and fields["seq"] == first + k
+    place = (fields.get("k"), fields.get("seq"))
+    return is_same and place == (k, first + k) and k < fields["of"]
 
 
 def _check_rest(
@@ -184,9 +186,9 @@ def _check_rest(
     is_hole = b"\0" in pieces[0]
     for piece in pieces[1:]:
         fields = unseal(piece)
-        if fields is not None and not (
-            is_hole and fields["seq"] - fields["k"] == first
-        ):
+        if fields is None:
+            continue
+        if not is_hole or fields.get("seq", -1) - fields.get("k", 0) != first:
             raise _damaged(identity, number, "it is damaged, and right lines follow it")
 
 

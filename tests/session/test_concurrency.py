@@ -55,7 +55,11 @@ class Parallel:
         said = [{"role": "user", "content": f"message {i}"} for i in range(count)]
         return self.world.session(name).append(said, key=(more or {}).get("key"))
 
-    msg_slow = msg
+    def msg_slow(self, name, count):
+        with self.world.session(name).place.locked():
+            for _ in range(20):  # far longer than a recall waits in vain
+                self.world.io.pause(0.1)
+        return self.msg(name, count)
 
     def msg_after_phase1(self, name, count):
         while self.session.clock and self.session.live():  # until the archive is cut

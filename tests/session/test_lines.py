@@ -65,7 +65,9 @@ def test_damage_names_its_line():
         lines.scan(b"", ME)
 
 
-@pytest.mark.parametrize("change", ["twice", "skipped", "another", "unfinished"])
+@pytest.mark.parametrize(
+    "change", ["twice", "skipped", "another", "unfinished", "headed"]
+)
 def test_right_lines_in_a_wrong_order_are_damage(change):
     head, first, second, third, _ = make_log(1, 1, 1).split(b"\n")
     batch = make_log(1, 2).split(b"\n")[2]
@@ -74,6 +76,7 @@ def test_right_lines_in_a_wrong_order_are_damage(change):
         "skipped": [head, first, third],
         "another": [head, second],
         "unfinished": [head, first, batch, third],
+        "headed": [head, first, head, second],
     }[change]
     with pytest.raises(CorruptPage):
         lines.scan(b"\n".join([*changed, b""]), ME)
