@@ -30,6 +30,8 @@ VERSION = 1  # PRAGMA user_version
 _MAX_AT_REST = 8  # connections
 _WAIT_S = 5.0  # for another writer's transaction
 
+_ABANDONED: list[list[sqlite3.Connection]] = []
+
 _TABLES = """
 CREATE TABLE owner(account TEXT NOT NULL, user TEXT NOT NULL);
 CREATE TABLE item(
@@ -236,6 +238,7 @@ class _Idle:
 
     def _forget_the_parents(self) -> None:
         if self._pid != os.getpid():
+            _ABANDONED.append(self._at_rest)  # to close them is their process's to do
             self._pid, self._at_rest = os.getpid(), []
 
 

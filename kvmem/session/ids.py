@@ -62,7 +62,7 @@ def check_name(name: str, kind: str) -> str:
         )
     trimmed = name.strip()
     if not trimmed:
-        raise ValueError(
+        raise InvalidId(  # a ValueError too
             say(f"{kind} {name!r}", "a name is not blank", "Leave it out, or name one")
         )
     if not _NAME.fullmatch(trimmed):

@@ -126,7 +126,7 @@ def _parse_one(message: Mapping, peer: str | None) -> dict:
     content = message["content"] if "content" in message else message["parts"]
     parsed = {"role": message["role"], "parts": _parts(content)}
     if (named := message.get("peer", peer)) is not None:
-        parsed["peer"] = ids.check_peer(named)
+        parsed["peer"] = ids.check_peer(_string(named, "a peer"))
     for key in ("kind", "turn_id"):
         if message.get(key) is not None:
             parsed[key] = _string(message[key], key)

@@ -91,6 +91,8 @@ def test_refusals_have_the_same_types(user):
         (lambda: session.append(HELLO * 2, key="k"), errors.Conflict),
         (lambda: session.append([{"role": "nobody"}]), errors.ConfigError),
         (lambda: session.append(HELLO, carries=["none"]), errors.InvalidId),
+        (lambda: session.append(HELLO, peer=" "), errors.InvalidId),
+        (lambda: session.append([HELLO[0] | {"peer": 3}]), errors.ConfigError),
         (lambda: user.session("a/b"), errors.InvalidId),
         (lambda: user.remember("x", "../x"), errors.InvalidId),
         (lambda: user.recall("x", actor="a/b"), errors.InvalidId),
