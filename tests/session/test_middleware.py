@@ -290,3 +290,4 @@ def test_a_resumed_run_is_given_the_same_memories(tmp_path, told):
     runtime = types.SimpleNamespace(context=None)
     first, again = one.before_model(state, runtime), one.before_model(state, runtime)
     assert first == again and "green" in first["messages"][0].text
+    assert one.before_model(first, runtime) is None  # they are there already
