@@ -186,6 +186,18 @@ class Engine(Loop):
             NotKept: after the last token, if the store could not keep the records.
         """
         request_id = self.add(prompt, sampling, identity)
+        try:
+            yield from self.follow(request_id)
+            output = self._requests.output(request_id)
+            require_kept([output] if output else [])
+        finally:
+            self._forget([request_id])
+
+    def follow(self, request_id: int) -> Iterator[Delta]:
+        """Yield tokens of a queued request as they come; its output stays to be taken.
+
+        Other requests may be served between two tokens.
+        """
         mine = self._requests.listen(request_id)
         try:
             while mine or self._requests.is_open(request_id):
@@ -193,11 +205,8 @@ class Engine(Loop):
                     self.step()
                 while mine:
                     yield mine.popleft()
-            output = self._requests.output(request_id)
-            require_kept([output] if output else [])
         finally:
             self._requests.deafen(request_id)
-            self._forget([request_id])
 
     def add(
         self,

@@ -38,6 +38,7 @@ class Checked(NamedTuple):
     session: str
     clock: int
     manifests: Mapping[str | None, bytes]
+    owner: tuple[str, str]  # account and user
 
 
 HookFn = Callable[[Checked], Iterable[Violation]]
@@ -74,7 +75,10 @@ def _judge(place: Place, hooks: tuple[HookFn, ...]) -> Iterator[Violation]:
     yield from _servings(place, live, [*held, *live.lines])
     yield from _cursors(live, [*held, *live.lines])
     checked = Checked(
-        place.identity.session, live.clock.messages, chains.manifests(place)
+        place.identity.session,
+        live.clock.messages,
+        chains.manifests(place),
+        place.identity[:2],
     )
     for hook in hooks:
         yield from hook(checked)

@@ -1,0 +1,180 @@
+"""A chain: which tokens were fed for a session, and what each stretch of them was.
+
+The manifest that an actor's session keeps of its KV. The records themselves lie in the
+page store under keys that follow from the tokens, so a manifest names pages without
+listing them. The law: KV is a cache. A manifest that cannot be read, is of another
+model, or names what is not there any more is worth less, and never an error.
+
+    chain = Chain(facts, tokens, num_rows, spans)
+    Chain.decode(chain.encode()) == chain
+    chain.cut(48)                     # what is left once token 50 is forgotten
+"""
+
+import bisect
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kvmem.errors import CorruptPage, FormatMismatch, say
+from kvmem.serve.identity import Identity
+from kvmem.store import PageKey, chain_keys
+
+__all__ = ["Chain", "Facts", "Span", "salt_tag"]
+
+_VERSION = 1
+
+
+class Facts(NamedTuple):
+    """Under what the pages of a chain are kept."""
+
+    model_id: str
+    format_id: str
+    chunk_tokens: int
+    salt: str  # tells one user's pages from another's, and is no salt itself
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the store's keys."""
+        return f"{self.model_id}/{self.format_id}"
+
+
+class Span(NamedTuple):
+    """Tokens [start, end) and what they are: a message of the log, or a memory in it.
+
+    Messages follow one another and cover the chain; memories lie inside of them.
+    `digest` tells whether the log still says what was fed; memories have the empty one.
+    An open message is one whose closing, as the chat template has it, was not fed yet.
+    """
+
+    seq: int  # of the message; -1: what stands before the first
+    start: int
+    end: int
+    digest: str
+    uri: str | None = None
+    is_open: bool = False
+
+    @property
+    def is_message(self) -> bool:
+        """Say whether it is a whole message."""
+        return self.uri is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain:
+    """One actor's chain.
+
+    Args:
+        facts: of its pages.
+        tokens: ids as they were fed, or generated, in order.
+        num_rows: of these, whose KV was computed: a generated text's last token was
+            never fed.
+        spans: what they are; see `Span`.
+    """
+
+    facts: Facts
+    tokens: tuple[int, ...]
+    num_rows: int
+    spans: tuple[Span, ...]
+
+    @property
+    def num_kept(self) -> int:
+        """Tokens in whole chunks: what a page store can hold of it."""
+        return self.num_rows // self.facts.chunk_tokens * self.facts.chunk_tokens
+
+    @property
+    def covers(self) -> int:
+        """The newest message that it holds, -1 without one."""
+        return max((span.seq for span in self.spans), default=-1)
+
+    def keys(self, identity: Identity) -> tuple[PageKey, ...]:
+        """Return the keys of its whole chunks under their owner's identity."""
+        return chain_keys(
+            self.facts.namespace,
+            self.tokens[: self.num_kept],
+            self.facts.chunk_tokens,
+            identity.extras,
+        )
+
+    def of_message(self, seq: int, digest: str) -> "Span | None":
+        """Return the span of a message if it was fed as the log says it now."""
+        at = bisect.bisect_left(self._messages, seq, key=lambda span: span.seq)
+        if at == len(self._messages):
+            return None
+        span = self._messages[at]
+        return span if (span.seq, span.digest) == (seq, digest) else None
+
+    def inside(self, span: Span) -> tuple[Span, ...]:
+        """Return the memories inside of a message."""
+        return tuple(
+            each
+            for each in self.spans
+            if not each.is_message and span.start <= each.start and each.end <= span.end
+        )
+
+    def uris(self, live_from: int = 0) -> frozenset[str]:
+        """Return the memories that lie in it, of messages from a number on."""
+        return frozenset(
+            span.uri
+            for span in self.spans
+            if span.uri is not None and (span.seq >= live_from or span.seq < 0)
+        )
+
+    def without(self, uri: str) -> "Chain":
+        """Return the whole chunks before the first token of a memory, or below it."""
+        starts = [span.start for span in self._at(uri)]
+        return self.cut(min(starts)) if starts else self
+
+    def cut(self, num_tokens: int) -> "Chain":
+        """Return the whole chunks before a token; messages that are cut go."""
+        chunk = self.facts.chunk_tokens
+        length = min(num_tokens, self.num_rows) // chunk * chunk
+        kept = tuple(span for span in self.spans if span.end <= length)
+        return Chain(self.facts, self.tokens[:length], length, kept)
+
+    def encode(self) -> bytes:
+        """Return the manifest's bytes, with a digest of them in front."""
+        fields = dataclasses.asdict(self)
+        body = json.dumps({"version": _VERSION, **fields}).encode()
+        return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+    @classmethod
+    def decode(cls, blob: bytes) -> "Chain":
+        """Read a manifest.
+
+        Raises:
+            CorruptPage: its bytes changed, or it is none.
+            FormatMismatch: another version wrote it.
+        """
+        digest, _, body = blob.partition(b"\n")
+        if hashlib.sha256(body).hexdigest().encode() != digest:
+            asked = f"a chain's manifest of {len(blob)} bytes"
+            law = "its digest is not the one it begins with"
+            raise CorruptPage(say(asked, law, "It counts as no chain; feed it anew"))
+        fields = json.loads(body)
+        if fields.pop("version") != _VERSION:
+            law = f"this kvmem reads version {_VERSION}"
+            asked = "a chain's manifest of another version"
+            raise FormatMismatch(say(asked, law, "It counts as no chain"))
+        return cls(
+            Facts(*fields["facts"]),
+            tuple(fields["tokens"]),
+            fields["num_rows"],
+            tuple(Span(*span) for span in fields["spans"]),
+        )
+
+    @property
+    def _messages(self) -> tuple[Span, ...]:
+        return tuple(span for span in self.spans if span.is_message)
+
+    def _at(self, uri: str) -> Iterator[Span]:
+        for span in self.spans:
+            if span.uri is not None:
+                if span.uri == uri or span.uri.startswith(uri + "/"):
+                    yield span
+
+
+def salt_tag(salt: bytes) -> str:
+    """Return what tells salts apart and gives none away."""
+    return hashlib.sha256(b"kvmem.conversation.salt\0" + salt).hexdigest()[:32]

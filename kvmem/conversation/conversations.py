@@ -1,0 +1,211 @@
+"""Conversations: sessions whose KV one engine computes and one page store keeps.
+
+The room where sessions and pages meet. The law: a page is kept while a chain names it,
+so the engine's page store is the conversations' own, and what no chain of any session
+names is collected. Forgetting a memory cuts every chain at the first chunk that its
+text touches and returns when the bytes of all that followed are gone from the disk;
+deleting a session frees what no other one names.
+
+    conversations = Conversations(engine, sessions)
+    talk = conversations.open(me.session("s1"), actor="planner")
+    me.forget("memories/tea")            # its pages too
+
+Pages are kept under a salt made of the store's secret and their owner, which nobody
+can choose: equal texts of two users share nothing, those of one user's sessions do.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from kvmem.conversation import chain as chains
+from kvmem.conversation.chain import Chain, Facts
+from kvmem.conversation.conversation import Conversation, Options
+from kvmem.errors import (
+    ConfigError,
+    Conflict,
+    CorruptPage,
+    FormatMismatch,
+    StoreLocked,
+    say,
+)
+from kvmem.serve import Engine, Identity
+from kvmem.session import Cooldown, Principal, Session, SessionStore, named, resident
+from kvmem.session.fsck import Checked, Violation
+from kvmem.store import Erased, PageKey
+
+__all__ = ["Conversations"]
+
+_ATTEMPTS = 8  # at a manifest that others replace meanwhile
+
+
+class Conversations:
+    """All conversations of one session store on one engine."""
+
+    def __init__(self, engine: Engine, sessions: SessionStore):
+        """Take over what deleting and forgetting mean for pages.
+
+        Args:
+            engine: with a store of its own; one that only reads never frees anything.
+            sessions: whose messages these are.
+
+        Raises:
+            ConfigError: the engine keeps no records, or its model has no chat template.
+        """
+        if engine.recall is None:
+            law = "a chain's pages outlive the process in a page store"
+            cure = "Give the engine's config a table [store] with a root of its own"
+            raise ConfigError(say("conversations without a store", law, cure))
+        if engine.tokenizer.template is None:
+            law = "what stands around messages is the checkpoint's chat template"
+            cure = "Use an instruct checkpoint"
+            raise ConfigError(say("conversations of a model without one", law, cure))
+        self.engine, self.sessions = engine, sessions
+        self.pages = engine.recall.store
+        sessions.on_forget.append(self._forget)
+        sessions.on_delete.append(self._delete)
+        sessions.fsck_hooks.append(self._judge)
+
+    def open(
+        self,
+        session: Session,
+        actor: str | None = None,
+        options: Options = Options(),  # noqa: B008 -- frozen
+    ) -> Conversation:
+        """Return an actor's side of a session, made or not; None: the scope's actor."""
+        me = session.principal
+        actor = me.actor_of(actor)
+        salt = me.salt()
+        facts = self._facts(salt)
+        return Conversation(
+            self.engine, session, actor, facts, Identity(salt=salt), options
+        )
+
+    def resident(self, principal: Principal) -> Cooldown:
+        """Return the cooldown under which a memory is held back while it is in sight.
+
+        That is while its text lies in the chain, in a message that no commit archived.
+        """
+
+        def live(session: str, actor: str | None) -> frozenset[str]:
+            handle = principal.session(session)
+            kept = handle.live()
+            live_from = kept[0].seq if kept else handle.clock
+            for each in dict.fromkeys((actor, None)):
+                blob, _ = handle.chains.get(each)
+                if blob is not None and (found := _decoded(blob)):
+                    return found.uris(live_from)
+            return frozenset()
+
+        return resident(live)
+
+    def collect(self) -> Erased:
+        """Free every page that no chain names; return what went."""
+        return self._retain(self._named())
+
+    def drop(self, session: Session, actor: str | None = None) -> Erased:
+        """Take one actor's chain away, and the pages that only it named."""
+        _, generation = session.chains.get(actor)
+        session.chains.drop(actor, generation)
+        return self.collect()
+
+    def _facts(self, salt: bytes) -> Facts:
+        facts = self.pages.facts
+        tag = chains.salt_tag(salt)
+        return Facts(facts.model_id, facts.format_id, facts.chunk_tokens, tag)
+
+    def _named(self, but: Session | None = None) -> Iterator[PageKey]:
+        """Yield every key that a chain of any session names, that of `but` excepted."""
+        sessions, gone = self.sessions, None if but is None else but.place.identity
+        for identity, _, blob in named.chains(sessions.root, sessions.io):
+            held = _decoded(blob)
+            if identity == gone or held is None:
+                continue
+            owner = sessions.principal(identity.account, identity.user)
+            if held.facts == self._facts(owner.salt()):
+                yield from held.keys(Identity(salt=owner.salt()))
+
+    def _retain(self, keys: Iterable[PageKey]) -> Erased:
+        if not self.pages.writable:
+            law = "only the holder of the page store's lock frees pages"
+            cure = "Do it where the engine's store is open for writing"
+            raise StoreLocked(say("freeing pages of conversations", law, cure))
+        erased = self.pages.retain(frozenset(keys))
+        epoch = self.engine.stats().weights_epoch
+        self.engine.reset(weights_epoch=epoch)  # pages of this process name no chain
+        return erased
+
+    def _delete(self, session: Session, manifests: dict) -> None:
+        """Free what only a session that is being deleted named."""
+        if manifests:
+            self._retain(self._named(but=session))
+
+    def _forget(self, principal: Principal, uri: str) -> None:
+        """Cut every chain of a user before a memory, and free what followed it.
+
+        Raises:
+            FormatMismatch: pages of another model or format may hold it still.
+        """
+        elsewhere = set()
+        for id in principal.sessions():
+            session = principal.session(id)
+            for actor in session.chains.actors():
+                namespace = self._cut(session, actor, uri)
+                if namespace not in (None, self._facts(b"").namespace):
+                    elsewhere.add(namespace)
+        self._retain(self._named())
+        if elsewhere:
+            asked = f"forgetting in the pages of {', '.join(sorted(elsewhere))}"
+            law = "this engine's store is that of another model or format"
+            cure = "Forget it again with an engine of that model and format"
+            raise FormatMismatch(say(asked, law, cure))
+
+    def _cut(self, session: Session, actor: str | None, uri: str) -> str | None:
+        """Cut one chain; return under which names its pages are, if it was cut."""
+        for _ in range(_ATTEMPTS):
+            blob, generation = session.chains.get(actor)
+            if blob is None:
+                return None
+            held = _decoded(blob)
+            left = None if held is None else held.without(uri)
+            if left == held and held is not None:
+                return None
+            try:
+                if left is None:
+                    session.chains.drop(actor, generation)
+                    return None
+                session.chains.put(actor, left.encode(), generation)
+                return held.facts.namespace
+            except Conflict:
+                continue
+        asked = f"forgetting {uri!r} in session {session.id!r}"
+        law = f"its chain was replaced {_ATTEMPTS} times meanwhile"
+        raise Conflict(say(asked, law, "Forget it again"))
+
+    def _judge(self, checked: Checked) -> Iterator[Violation]:
+        """Judge a session's chains for fsck: I8 to I10."""
+        owner = self.sessions.principal(*checked.owner)
+        mine = self._facts(owner.salt())
+        for actor, blob in checked.manifests.items():
+            who = f"the chain of {actor or 'the user'}"
+            held = _decoded(blob)
+            if held is None:
+                yield Violation("I8", f"{who} cannot be read")
+                continue
+            if held.covers > checked.clock - 1:
+                yield Violation(
+                    "I8", f"{who} covers {held.covers} of {checked.clock} messages"
+                )
+            if held.facts.salt != mine.salt:
+                yield Violation("I10", f"{who} names pages of another owner")
+            elif held.facts == mine:
+                keys = held.keys(Identity(salt=owner.salt()))
+                there = self.pages.contains(keys)
+                if there < len(keys):
+                    yield Violation("I9", f"{who}: {there} of {len(keys)} chunks")
+
+
+def _decoded(blob: bytes) -> Chain | None:
+    """Return a manifest, None where it cannot be read."""
+    try:
+        return Chain.decode(blob)
+    except (CorruptPage, FormatMismatch):
+        return None
