@@ -6,6 +6,7 @@ which executor runs them and why. The host executor is numpy on the arrays' own 
 (CPU); the device executor is a jax program for any backend; both move the same bytes.
 `certify` proves that a model's write path, page order, sharding and executor make the
 records that everyone else reads. `rerotate` moves the keys of records to other places.
+`tables` is a plan as device kernels take it.
 """
 
 from kvmem.transfer.arrays import Pages, as_bytes, from_bytes
@@ -15,12 +16,14 @@ from kvmem.transfer.records import export_records, import_records
 from kvmem.transfer.rerotate import rerotate
 from kvmem.transfer.slots import put_slots, take_slots
 from kvmem.transfer.states import export_state, import_state
+from kvmem.transfer.tables import Runs, tables
 from kvmem.transfer.window import Window
 
 __all__ = [
     "IMPLEMENTATIONS",
     "Choice",
     "Pages",
+    "Runs",
     "Window",
     "as_bytes",
     "certify",
@@ -33,5 +36,6 @@ __all__ = [
     "put_slots",
     "require_certified",
     "rerotate",
+    "tables",
     "take_slots",
 ]

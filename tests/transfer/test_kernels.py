@@ -1,15 +1,12 @@
 """What device kernels move by a plan's integers is what the executors move."""
 
-import collections
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvmem import canonical, transfer
-from kvmem.geometry import LayerSpec, Rope, Topology, envelope, group_layers
+from kvmem import canonical, errors, transfer
+from kvmem.geometry import LayerSpec, Part, Rope, Topology, group_layers
 from pallas_kernels import (
-    dispatch,
     export_records,
     import_records,
     import_turned,
@@ -31,39 +28,52 @@ def layers_of(count=1):
     return group
 
 
-def tables(group, order, name=None):
-    """Return {Layout: i32[K, 2]} of a rank's page: a run a layer, field and head."""
-    built = envelope.build(group, Topology(), 0, order)
-    whole = canonical.canonical_envelope(group, 1).entries
-    record = {(e.field.layer, e.field.name, e.head0): e.offset for e in whole}
-    found = collections.defaultdict(list)
-    for entry in built.entries:
-        if name not in (None, entry.field.name):
-            continue
-        nbytes = entry.field.head_nbytes
-        for head in range(entry.nheads):
-            at = entry.offset + head * nbytes
-            key = entry.field.layer, entry.field.name, entry.head0 + head
-            found[Layout(nbytes, entry.slot_stride, PAGE)].append([at, record[key]])
-    return {layout: np.int32(rows) for layout, rows in found.items()}, built.nbytes
+def layout_of(runs):
+    return Layout(runs.nbytes, runs.slot_stride, runs.slots)
 
 
+@pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("order", ["head_major", "token_major", "packed_nhd"])
-def test_records_of_a_plan_are_those_of_its_runs(order, oracle):
-    group = layers_of(2)
-    layouts, nbytes = tables(group, order)
-    plan = canonical.plan(group, Topology(), order)
-    pages = oracle.stream(5 * nbytes).reshape(5, nbytes)
-    want = transfer.export_records(jnp.asarray(pages[None]), IDS, plan, TOKENS)
-    found = np.zeros_like(want)
-    for layout, table in layouts.items():
-        found = export_records.host(
-            found, pages, IDS, table, np.int32(0), layout=layout
-        )
-        shapes = found, pages, IDS, table, np.int32(0)
-        assert dispatch.choose("export_records", *shapes, layout=layout).reason
-        assert export_records.supports(*shapes, layout=layout) is None
-    assert np.array_equal(found, want)
+def test_records_of_a_plan_are_those_of_its_runs(order, tp, build):
+    side = build.side(
+        Topology(tp), order, page_size=PAGE, heads=2, dim=64, dtype="bfloat16"
+    )
+    pages, found = np.asarray(side.pages), np.zeros_like(side.records[:TOKENS])
+    for rank in range(tp):
+        for runs in transfer.tables(side.plan, rank):
+            arrays = found, pages[rank], side.page_ids, runs.table, np.int32(0)
+            layout = layout_of(runs)
+            assert export_records.supports(*arrays, layout=layout) is None
+            found = export_records.host(*arrays, layout=layout)
+    assert np.array_equal(found, side.records[:TOKENS])
+
+
+def test_rows_of_several_widths_are_several_tables_and_fields_are_asked_for_alone():
+    parts = Part("latent", 0, 64, "bfloat16"), Part("scale", 0, 4, "float32", True)
+    layers = [
+        LayerSpec(f"l{i}", i, kind="mla", parts=parts, scale=1.0) for i in range(3)
+    ]
+    (group,) = group_layers(layers, PAGE)
+    plan = canonical.plan(group, Topology())
+    wide, narrow = transfer.tables(plan)
+    assert (wide.nbytes, narrow.nbytes) == (128, 16)
+    assert wide.table[:, 1].tolist() == [0, 144, 288]
+    assert narrow.table[:, 1].tolist() == [128, 272, 416]
+    (alone,) = transfer.tables(plan, fields=("scale",))
+    assert np.array_equal(alone.table, narrow.table)
+
+
+@pytest.mark.parametrize(
+    ("topology", "order", "why"),
+    [
+        (Topology(2, 2, 1), "head_major", "tokens go by turns to 2 ranks"),
+        (Topology(1), "layer | head field token", "parted over 2 places"),
+    ],
+)
+def test_pages_whose_slots_are_no_tokens_in_a_row_are_refused(topology, order, why):
+    plan = canonical.plan(layers_of(2), topology, order)
+    with pytest.raises(errors.IncompatiblePlan, match=why):
+        transfer.tables(plan)
 
 
 def test_records_that_turn_on_their_way_are_those_that_were_turned_before():
@@ -79,17 +89,17 @@ def test_records_that_turn_on_their_way_are_those_that_were_turned_before():
     by_slot = np.zeros((len(IDS), PAGE), np.int64)
     by_slot.reshape(-1)[:TOKENS] = delta
     cos, sin = rotation.tables(by_slot, ROPE.inverse_frequencies(64))
-    ((layout, keys),) = tables(group, order, "k")[0].items()
-    ((_, values),) = tables(group, order, "v")[0].items()
+    (keys,), (values,) = (transfer.tables(plan, fields=(name,)) for name in "kv")
+    layout = layout_of(keys)
     first, facts = np.int32(0), {"style": ROPE.style, "dtype": "bfloat16"}
     found = interpret.run(
         import_turned.kernel,
-        *(np.zeros_like(want), IDS, keys, records, first, cos, sin),
+        *(np.zeros_like(want), IDS, keys.table, records, first, cos, sin),
         layout=layout,
         **facts,
     )
     found = import_records.host(
-        np.array(found), IDS, values, records, first, layout=layout
+        np.array(found), IDS, values.table, records, first, layout=layout
     )
     exact, near = (part.view(jnp.bfloat16).astype(np.float32) for part in (want, found))
     assert np.abs(near - exact).max() <= np.abs(exact).max() / 128  # one step of bf16
