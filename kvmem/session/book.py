@@ -12,6 +12,7 @@ A book that nothing was put into is no file: reading it finds nothing.
 """
 
 import contextlib
+import errno
 import os
 import pathlib
 import sqlite3
@@ -30,6 +31,12 @@ VERSION = 1  # PRAGMA user_version
 _MAX_AT_REST = 8  # connections
 _WAIT_S = 5.0  # for another writer's transaction
 
+_CODES = {
+    "SQLITE_FULL": errno.ENOSPC,
+    "SQLITE_IOERR": errno.EIO,
+    "SQLITE_CANTOPEN": errno.ENOENT,
+    "SQLITE_READONLY": errno.EROFS,
+}
 _ABANDONED: list[list[sqlite3.Connection]] = []
 
 _TABLES = """
@@ -255,8 +262,5 @@ def _in_words(error: sqlite3.Error) -> Exception:
     if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         law, cure = f"the file is damaged ({error})", "Restore it from a copy"
         return errors.CorruptPage(errors.say(asked, law, cure))
-    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN")):
-        return OSError(f"{asked}: {error}")
-    if name.startswith("SQLITE_READONLY"):
-        return PermissionError(f"{asked}: {error}")
-    return error
+    code = next((c for start, c in _CODES.items() if name.startswith(start)), None)
+    return error if code is None else OSError(code, f"{asked}: {error}")

@@ -180,8 +180,7 @@ class Items:
             rows = [item_rows.Row(*row) for row in found]
             for row in rows:
                 item_rows.erase(cursor, row)
-        if rows:
-            self._book.scrub()
+        self._book.scrub()  # also what a delete that was cut off has left
         return tuple(row.uri for row in rows)
 
     def search(
