@@ -93,6 +93,7 @@ class Principal:
         memory = forget.Memory(uri, texts)
         for id in self.sessions():
             forget.in_session(self.session(id).place, memory)
+        self.store.recent.forget(self.owner)
         forget.leftovers(
             self.store.io, place.sessions_folder(self.store.root, *self.owner)
         )
@@ -203,9 +204,13 @@ class Principal:
             served,
         )
         search = recall.searcher(self.store.retriever, self, asked)
-        if session is None:
-            return recall.run(asked, None, None, search)
-        if session.principal.owner != self.owner:
+        if session is not None and session.principal.owner != self.owner:
             law = "a session's ledger is its own user's"
             raise Denied(say("recall for another user's session", law, "Use your own"))
-        return session.recalled(asked, search)
+        found = (
+            recall.run(asked, None, None, search)
+            if session is None
+            else session.recalled(asked, search)
+        )
+        self.store.recent.note(self.owner, found)
+        return found

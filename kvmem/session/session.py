@@ -103,7 +103,7 @@ class Session:
             key: of this batch: sent again under it, the batch is stored once.
             peer: whom messages are about that name none.
             actor: under which actor it is appended; None: the scope's.
-            carries: recalls whose memories these messages hold.
+            carries: recalls whose memories these messages hold, or their ids.
 
         Raises:
             Conflict: the key was used for another content.
@@ -113,6 +113,11 @@ class Session:
             OSError: the disk is full or failing; the log is as long as before.
         """
         actor = self.principal.actor_of(actor)
+        known, owner = self.principal.store.recent, self.principal.owner
+        carries = [
+            known.get(owner, each) or each if isinstance(each, str) else each
+            for each in carries
+        ]
         batch = append.checked(messages, key, peer, actor, carries)
         return append.run(self.place, self._bound(), batch)
 

@@ -22,6 +22,7 @@ from kvmem.session.io import OsIO, Unsynced
 from kvmem.session.locks import WAIT_S, Locks
 from kvmem.session.place import LOG, Place
 from kvmem.session.principal import Principal
+from kvmem.session.recent import Recent
 from kvmem.session.rules import Rules, named
 from kvmem.session.search import Retriever
 from kvmem.session.session import Session
@@ -51,6 +52,7 @@ class SessionStore:
         # Called with a principal and a uri when a memory is forgotten.
         self.on_forget: list[Callable[[Principal, str], None]] = []
         self.fsck_hooks: list[HookFn] = []  # judges of chains: I8 to I10
+        self.recent = Recent()  # recalls, for messages that carry them
         self._locks = Locks(io, wait_s)
         self._logs: dict[Path, lines.Log] = {}
         self._durable: dict[Path, bytes] = {}
@@ -130,6 +132,12 @@ class SessionStore:
         books, self._books = self._books, {}
         for book in books.values():
             book.close()
+
+    def __enter__(self) -> "SessionStore":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
 
     def session_ids(self, account: str, user: str) -> tuple[str, ...]:
         """Return the ids of a user's sessions, as their logs say them."""

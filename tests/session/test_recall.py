@@ -6,8 +6,9 @@ import json
 import pytest
 
 from kvmem.errors import ConfigError, Conflict, Denied, InvalidId
-from kvmem.session import Hit, OsIO, SessionStore, messages
+from kvmem.session import Hit, OsIO, Recall, SessionStore, messages
 from kvmem.session.place import LEDGER, LOG
+from kvmem.session.recent import Recent
 
 HITS = [Hit("A", "alpha", 0.9), Hit("B", "beta", 0.8), Hit("C", "gamma", 0.7)]
 
@@ -204,6 +205,37 @@ def test_carrying_a_recall_that_was_served_at_once_does_not_serve_it_again(me):
     session.append(say("with A"), carries=["r"])
     session.append(say("with A"), carries=[found, unnamed])
     assert {u: r.turn for u, r in session.ledger().items()} == {"A": 0, "B": 0}
+
+
+def test_every_recent_recall_can_be_carried_by_its_id(me, tmp_path):
+    session, t = me.session("s"), me.session("t")
+    served = me.recall("q", session=session, limit=1)
+    off = me.recall("q")
+    session.append(say("x"), carries=[served.id])
+    assert session.ledger()["A"].turn == 0
+    t.append(say("x"))
+    t.append(say("y"), key="k", carries=[off.id])
+    assert {u: r.turn for u, r in t.ledger().items()} == {"A": 1, "B": 1, "C": 1}
+    other = SessionStore.open(tmp_path / "root").principal("lab", "ann").session("t")
+    with pytest.raises(InvalidId):
+        other.append(say("z"), carries=[off.id])
+    with pytest.raises(InvalidId):
+        me.store.principal("lab", "bob").session("t").append(say("z"), carries=[off.id])
+
+
+def test_a_thousand_recalls_are_known_and_none_of_a_user_who_forgot(me):
+    recent, bob = Recent(), ("lab", "bob")
+    for number in range(1005):
+        recent.note(me.owner, Recall(f"r{number}", (), "off"))
+    recent.note(bob, Recall("r9", (), "off"))
+    assert recent.get(me.owner, "r5") is None and recent.get(me.owner, "r6").id == "r6"
+    recent.forget(me.owner)
+    assert recent.get(me.owner, "r6") is None and recent.get(bob, "r9")
+    found = me.recall("q")
+    me.forget("A")
+    with pytest.raises(InvalidId):
+        me.session("s").append(say("x"), carries=[found.id])
+    me.store.close()
 
 
 def test_a_recall_that_nobody_knows_cannot_be_carried_and_writes_nothing(me):

@@ -48,6 +48,13 @@ def test_settings_that_are_none_are_refused(tmp_path):
     assert not (tmp_path / "r").exists()
 
 
+def test_a_store_is_closed_behind_its_block_and_may_be_used_again(tmp_path):
+    with SessionStore.open(tmp_path) as store:
+        item = store.principal("lab", "ann").remember("tea")
+    with store:
+        assert store.principal("lab", "ann").items.get(item.uri).text == "tea"
+
+
 def test_a_principal_is_who_it_was_made_for(tmp_path):
     me = SessionStore.open(tmp_path).principal(" lab ", "ann")
     assert me.owner == ("lab", "ann")
