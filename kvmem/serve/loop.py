@@ -7,7 +7,6 @@ cached, or held by a sequence that is still going.
 """
 
 import jax
-import numpy as np
 
 from kvmem import canonical, errors, prefix, transfer
 from kvmem import pool as pools
@@ -17,18 +16,19 @@ from kvmem.geometry import LifecycleGroup, Spread, Topology
 from kvmem.manage import Knobs, Selection
 from kvmem.model import attention
 from kvmem.model.loaded import LoadedModel
-from kvmem.serve import balance, choose, compile_cache
+from kvmem.serve import balance, compile_cache
 from kvmem.serve.blending import Blender
 from kvmem.serve.buckets import ServeConfig, declare
 from kvmem.serve.choose import Choice
+from kvmem.serve.draft.judge import Chosen, judged, last_places
 from kvmem.serve.draft.protocol import Draft
-from kvmem.serve.draft.verifier import Settled, Verifier, run_of
+from kvmem.serve.draft.verifier import Settled, Verifier
 from kvmem.serve.draft.wipe import Wiper
 from kvmem.serve.group_recall import GroupRecall
 from kvmem.serve.group_records import GroupRecords
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.recall import Recall, Records
-from kvmem.serve.request import Delta, Sequence, TokenLogprobs
+from kvmem.serve.request import Delta, Sequence
 from kvmem.serve.requests import Requests
 from kvmem.serve.scheduler import Scheduler
 from kvmem.serve.stats import Counts
@@ -37,8 +37,6 @@ from kvmem.serve.work import Row, Work
 from kvmem.store import PartedStore, RecordStore
 
 __all__ = ["Loop"]
-
-_Chosen = tuple[np.integer, TokenLogprobs | None]
 
 
 class Loop:
@@ -213,52 +211,35 @@ class Loop:
     def _take(self, work: Work, logits: jax.Array) -> list[Delta]:
         """Take the tokens that come next: of each row one, or a run of drafted ones
         that stand and the one behind them."""
-        places = logits.shape[1] if logits.ndim == 3 else 1
-        last = {row.sequence: (at + 1) * places - 1 for at, row in enumerate(work.rows)}
         plain = tuple(row for row in work.rows if not row.drafts)
         if self.verifier is not None and work.kind == "decode":
             self.verifier.counts.plain_steps(len(plain))
         ready = self.scheduler.advance(Work(work.kind, plain))
+        lasts = last_places(work, logits)
+        last = {row.sequence: at for row, at in zip(work.rows, lasts, strict=True)}
         choosing = [Choice(s, last[s]) for s in ready]
         choosing += [Choice(t, at) for s, at, _ in choosing for t in self._fork(s)]
-        own = len(choosing)
-        drafted = [row for row in work.rows if row.drafts]
-        choosing += [
-            Choice(row.sequence, last[row.sequence] + 1 - row.count + ahead, ahead)
-            for row in drafted
-            for ahead in range(row.count)
-        ]
-        if not choosing:
-            return []
-        found = choose.next_tokens(
-            logits, choosing, self.buckets.choices(len(choosing)), bool(drafted)
-        )
-        chosen = list(zip(*found, strict=True))
+        proposed = None if self.verifier is None else self.verifier.proposed
+        chosen, runs = judged(work, logits, choosing, self.buckets, proposed)
         deltas = []
-        for choice, token in zip(choosing[:own], chosen, strict=False):
+        for choice, token in zip(choosing, chosen, strict=True):
             deltas += self._emit(choice.sequence, [token])
             self._finish_ended([choice.sequence])
-        return deltas + self._verify(drafted, chosen[own:])
+        drafted = [row for row in work.rows if row.drafts]
+        return deltas + (self._verify(drafted, runs) if drafted else [])
 
-    def _verify(self, drafted: list[Row], chosen: list[_Chosen]) -> list[Delta]:
-        """Emit the runs of drafted rows; leave nothing of the tokens that do not stand.
-
-        Args:
-            drafted: rows with drafts.
-            chosen: the token of every place of theirs, row by row.
-        """
-        deltas, settled, at = [], [], 0
-        for row in drafted:
-            mine = chosen[at : at + row.count]
-            run = run_of(row.drafts, [token for token, _ in mine])
-            emitted = self._emit(row.sequence, mine[:run])
+    def _verify(self, drafted: list[Row], runs: list[list[Chosen]]) -> list[Delta]:
+        """Emit the runs of drafted rows; leave nothing of the tokens that do not
+        stand."""
+        deltas, settled = [], []
+        for row, run in zip(drafted, runs, strict=True):
+            emitted = self._emit(row.sequence, run)
             settled.append(Settled(row, len(emitted)))
-            deltas, at = deltas + emitted, at + row.count
-        if settled:
-            if (again := self.verifier.again(settled)) is not None:
-                self._run(again)
-            self.verifier.settle(settled)
-            self.pool = self.verifier.wipe(self.table.apply(self.pool))
+            deltas += emitted
+        if (again := self.verifier.again(settled)) is not None:
+            self._run(again)
+        self.verifier.settle(settled)
+        self.pool = self.verifier.wipe(self.table.apply(self.pool))
         self._finish_ended([row.sequence for row in drafted])
         return deltas
 
@@ -275,11 +256,11 @@ class Loop:
         self._requests.add_samples(twins)
         return [twin for twin in twins if twin.vpages]
 
-    def _emit(self, sequence: Sequence, chosen: list[_Chosen]) -> list[Delta]:
+    def _emit(self, sequence: Sequence, chosen: list[Chosen]) -> list[Delta]:
         """Take tokens in one after the other, up to one that ends the sequence."""
         deltas = []
         for token, probs in chosen:
-            deltas.append(sequence.accept(int(token), self._eos, probs))
+            deltas.append(sequence.accept(token, self._eos, probs))
             if sequence.finish_reason:
                 break
         return deltas

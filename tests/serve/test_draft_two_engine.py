@@ -168,3 +168,19 @@ def test_samples_of_one_prompt_share_the_drafts_pages_of_it(made, draft_of):
     (output,) = drafted.generate(prompt, params)
     assert output.completions == plain.completions
     assert all(table.accounts().in_use == 0 for table in tables_of(drafted))
+
+
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
+def test_a_sampled_draft_that_is_the_target_is_always_right(
+    made, tiny_model, draft_of, acceptance
+):
+    drafted = made("full", draft_of(tiny_model(), acceptance=acceptance))
+    warm = greedy(13, temperature=1.0, top_k=40, seed=4, logprobs=2)
+    outputs = drafted.generate([text(seed, 9) for seed in range(2)], warm)
+    assert drafted.stats().drafting.accept_rate == 1
+    for output in outputs:
+        (completion,) = output.completions
+        assert len(completion.logprobs) == 13
+        assert all(each.logprob > -20 for each in completion.logprobs)
+    with pytest.raises(errors.ConfigError, match="coupled or rejection"):
+        draft_of(acceptance="greedy")

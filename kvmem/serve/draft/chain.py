@@ -1,12 +1,14 @@
 """Chains: a draft model's own tokens, one after the other, without a look at them.
 
-Each step feeds the likeliest token of the one before it, so the host waits once a
-chain and not once a token. The law: a chain writes the rows of the tokens that it
-feeds, behind those its feeds name, and no others; and a token that came of logits that
-are no numbers is told apart from one that was chosen.
+Each step feeds the token that the one before it chose, so the host waits once a chain
+and not once a token. A row that is sampled is drawn with the very noise that its target
+will draw with, so the nearer two models are, the more often they draw alike. The law: a
+chain writes the rows of the tokens that it feeds, behind those its feeds name, and no
+others; and a token that came of logits that are no numbers is told apart from one that
+was chosen.
 
-    pool, chains = draw(stepper, pool, feeds, buckets.decode, counts=[4, 2])
-    chains[1].tokens      # (17, 3)
+    drawn = draw(stepper, pool, feeds, buckets.decode, [4, 2], keys_of(sequences))
+    drawn.chains[1].tokens      # (17, 3)
 """
 
 import dataclasses
@@ -21,10 +23,11 @@ import numpy as np
 from kvmem import pool as pools
 from kvmem.serve import sampler
 from kvmem.serve.buckets import Bucket
+from kvmem.serve.request import Sequence
 from kvmem.serve.step import Batch, Stepper
 from kvmem.serve.work import Feed
 
-__all__ = ["NO_NUMBERS", "Chain", "draw"]
+__all__ = ["NO_NUMBERS", "Chain", "Drawn", "draw", "keys_of"]
 
 NO_NUMBERS = "the draft's logits are no numbers"
 
@@ -39,14 +42,29 @@ class Chain(NamedTuple):
     is_sound: bool
 
 
+class Drawn(NamedTuple):
+    """The pool, a chain a row, and f32[S, k, V] what the tokens were drawn from."""
+
+    pool: pools.Pool
+    chains: list[Chain]
+    probs: jax.Array | None
+
+
+def keys_of(sequences: ListLike[Sequence]) -> list[sampler.RowKey]:
+    """Return what decides the first token behind those known of each."""
+    return [sampler.RowKey(s.sampling, s.sample, len(s.tokens)) for s in sequences]
+
+
 def draw(
     stepper: Stepper,
     pool: pools.Pool,
     feeds: ListLike[Feed],
     bucket_of: BucketFn,
     counts: ListLike[int],
+    keys: ListLike[sampler.RowKey],
     first: Bucket | None = None,
-) -> tuple[pools.Pool, list[Chain]]:
+    wants_probs: bool = False,
+) -> Drawn:
     """Donates `pool`. Read what the rows feed, then draw `counts[i]` >= 1 tokens each.
 
     All but the last of a row's tokens are fed in turn: its pages need room for them.
@@ -57,12 +75,15 @@ def draw(
         feeds: tokens not in them yet, one or more a row.
         bucket_of: for the steps behind the first.
         counts: tokens of each row.
+        keys: of each row's first token.
         first: for what the rows feed; None: they feed one token each.
+        wants_probs: whether to return what sampled tokens were drawn from.
     """
+    choose = _Chooser(keys, wants_probs)
     longest = max(feed.end for feed in feeds)
     bucket = first or bucket_of(len(feeds), longest)
     pool, logits = stepper(pool, stepper.pack(feeds, bucket))
-    chosen = [_choose(logits)]
+    chosen = [choose(logits, 0)]
     for step in range(1, max(counts)):
         reading = [
             Feed((0,) if step < count else (), feed.end + step - 1, feed.held)
@@ -70,17 +91,44 @@ def draw(
         ]
         batch = stepper.pack(reading, bucket_of(len(feeds), longest + step))
         pool, logits = stepper(pool, _with_tokens(batch, chosen[-1][0]))
-        chosen.append(_choose(logits))
-    tokens, wrong = (np.asarray(jnp.stack(each)) for each in zip(*chosen, strict=True))
-    return pool, [
+        chosen.append(choose(logits, step))
+    found = [[np.asarray(each)[: len(feeds)] for each in step] for step in chosen]
+    tokens, wrong = (np.stack(each) for each in zip(*found, strict=True))
+    chains = [
         Chain(tuple(tokens[:count, at].tolist()), not wrong[:count, at].any())
         for at, count in enumerate(counts)
     ]
+    return Drawn(pool, chains, choose.probs(len(feeds)))
+
+
+class _Chooser:
+    """Chooses the tokens of one chain's steps as each row's request asks."""
+
+    def __init__(self, keys: ListLike[sampler.RowKey], wants_probs: bool):
+        self._keys = keys
+        self._is_greedy = all(key.sampling.temperature == 0 for key in keys)
+        self._wants_probs = wants_probs and not self._is_greedy
+        self._probs: list[jax.Array] = []
+
+    def __call__(self, logits: jax.Array, step: int) -> tuple[jax.Array, jax.Array]:
+        """Return i32[S] the tokens of a step, and bool[S] where logits are NaN."""
+        if self._is_greedy:
+            return _likeliest(logits)
+        keys = [key._replace(position=key.position + step) for key in self._keys]
+        rows = sampler.pack_rows(keys, logits.shape[0])
+        if self._wants_probs:
+            self._probs.append(sampler.probabilities(logits[:, None], rows)[:, 0])
+        return sampler.sample(logits, rows), sampler.has_nan(logits)
+
+    def probs(self, count: int) -> jax.Array | None:
+        """Return f32[count, k, V] what the tokens were drawn from, if asked for."""
+        if not self._probs:
+            return None
+        return jnp.stack([each[:count] for each in self._probs], axis=1)
 
 
 @jax.jit
-def _choose(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return i32[S] the likeliest tokens, and bool[S] where logits are NaN."""
+def _likeliest(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     return sampler.greedy(logits), sampler.has_nan(logits)
 
 

@@ -84,8 +84,13 @@ class FrozenKVProposer(Forgetful):
             for s in sequences
         ]
         target.pool = target.table.apply(target.pool)
-        target.pool, chains = chain.draw(
-            self._stepper, target.pool, feeds, self._bucket, most
+        target.pool, chains, _ = chain.draw(
+            self._stepper,
+            target.pool,
+            feeds,
+            self._bucket,
+            most,
+            chain.keys_of(sequences),
         )
         return Proposal(
             tuple(each.tokens if each.is_sound else () for each in chains),

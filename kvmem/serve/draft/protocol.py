@@ -35,9 +35,10 @@ __all__ = ["Draft", "Forgetful", "Proposal", "Proposer", "Target"]
 class Proposal(NamedTuple):
     """Tokens that may come next, for each sequence that was asked about.
 
-    `probs` f32[S, k, V] are what each token was drawn from; None: they were named
-    without chance. `faults` say of rows why they have no tokens, where that is wrong:
-    numbers that are none, memory that is lacking.
+    `probs` f32[S, k, V] are what each token was drawn from, and it is then accepted by
+    exact rejection sampling; None: it stands where the target chooses it too. `faults`
+    say of rows why they have no tokens, where that is wrong: numbers that are none,
+    memory that is lacking.
     """
 
     tokens: tuple[tuple[int, ...], ...]

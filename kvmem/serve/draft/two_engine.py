@@ -12,7 +12,11 @@ more of it, or the draft knows no longer texts, the target goes on without propo
 import dataclasses
 import warnings
 from collections.abc import Sequence as ListLike
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from kvmem import errors, settings
 from kvmem.budget import PoolPages
@@ -42,6 +46,9 @@ class TwoEngine:
         paid: its pool, as a budget pays for it.
         draft_tokens: tokens proposed for a sequence at most.
         max_length: tokens of the longest text that it knows; None: the model's.
+        acceptance: of sampled tokens. "coupled": those that the target draws with the
+            same noise, so that a seed gives the tokens that it gives without a draft;
+            "rejection": by exact rejection sampling, which accepts more of them.
     """
 
     model: LoadedModel
@@ -49,12 +56,21 @@ class TwoEngine:
     paid: PoolPages
     draft_tokens: int = 4
     max_length: int | None = None
+    acceptance: Literal["coupled", "rejection"] = "coupled"
     groups: ClassVar[tuple[LifecycleGroup, ...]] = ()
 
     def __post_init__(self):
         settings.require_positive(
             draft_tokens=self.draft_tokens, max_length=self.max_length
         )
+        if self.acceptance not in ("coupled", "rejection"):
+            raise errors.ConfigError(
+                errors.say(
+                    f"acceptance {self.acceptance!r}",
+                    "sampled tokens are accepted by one of two rules",
+                    "Use coupled or rejection",
+                )
+            )
 
     def start(self, target: Target) -> "TwoEngineProposer":
         """Make the draft's pool, and put its weights where the target's are.
@@ -92,6 +108,7 @@ class TwoEngineProposer(Forgetful):
         self._terms = tuple(
             followers.terms(facts.draft_groups, target.topology, target.order)
         )
+        self._by_rejection = facts.acceptance == "rejection"
         self._has_warned = False
 
     def begin(self, sequence: Sequence, may_wait: bool) -> bool:
@@ -110,11 +127,15 @@ class TwoEngineProposer(Forgetful):
         if not reading:
             return Proposal(tuple(() for _ in sequences), faults=faults)
         found = [()] * len(sequences)
-        chains = self._draw([row[1:] for row in reading])
+        chains, probs = self._draw([row[1:] for row in reading])
         for (at, *_), each in zip(reading, chains, strict=True):
             found[at] = each.tokens if each.is_sound else ()
             faults |= {} if each.is_sound else {at: chain.NO_NUMBERS}
-        return Proposal(tuple(found), faults=faults)
+        if probs is not None:
+            where = np.zeros(len(sequences), np.int32)
+            where[[at for at, *_ in reading]] = np.arange(len(reading))
+            probs = jnp.take(probs, where, axis=0)
+        return Proposal(tuple(found), probs, faults)
 
     def forget(self, sequence: Sequence) -> None:
         """Give the draft's pages of a sequence back."""
@@ -166,7 +187,9 @@ class TwoEngineProposer(Forgetful):
             self.pages.passed(mine, feed.tokens)
         return True
 
-    def _draw(self, rows: list[tuple[Sequence, Mine, int]]) -> list[chain.Chain]:
+    def _draw(
+        self, rows: list[tuple[Sequence, Mine, int]]
+    ) -> tuple[list[chain.Chain], jax.Array | None]:
         """Feed the last tokens of each row and draw the next ones."""
         feeds = [
             Feed(tuple(s.tokens[len(mine.fed) :]), len(mine.fed), mine.held)
@@ -177,19 +200,21 @@ class TwoEngineProposer(Forgetful):
         if any(len(feed.tokens) > 1 for feed in feeds):
             first = self._bucket(len(feeds), longest)._replace(tokens=_LAG)
         self.pages.pool = self.pages.table.apply(self.pages.pool)
-        self.pages.pool, chains = chain.draw(
+        self.pages.pool, chains, probs = chain.draw(
             self._stepper,
             self.pages.pool,
             feeds,
             self._bucket,
             [count for *_, count in rows],
+            chain.keys_of([sequence for sequence, *_ in rows]),
             first,
+            self._by_rejection,
         )
         for (sequence, mine, _), feed, each in zip(rows, feeds, chains, strict=True):
             self.pages.passed(mine, feed.tokens)
             self.pages.publish(sequence)
             mine.fed.extend(each.tokens[:-1])
-        return chains
+        return chains, probs
 
     def _bucket(self, rows: int, length: int) -> Bucket:
         return self._buckets.decode(rows, length)

@@ -19,12 +19,13 @@ from kvmem import pool as pools
 from kvmem.serve.draft import room
 from kvmem.serve.draft.counts import DraftCounts
 from kvmem.serve.draft.protocol import Proposer
+from kvmem.serve.draft.rejection import Proposed
 from kvmem.serve.draft.wipe import Wiper
 from kvmem.serve.request import Sequence
 from kvmem.serve.scheduler import Scheduler
 from kvmem.serve.work import Row, Work
 
-__all__ = ["Settled", "Verifier", "run_of"]
+__all__ = ["Settled", "Verifier"]
 
 
 class Settled(NamedTuple):
@@ -46,6 +47,7 @@ class Verifier:
     def __init__(self, proposer: Proposer, scheduler: Scheduler, wiper: Wiper):
         self.proposer = proposer
         self.counts = DraftCounts()
+        self.proposed: Proposed | None = None  # what the last proposal was drawn from
         self._scheduler, self._table, self._wiper = scheduler, scheduler.table, wiper
         self._before: dict[Sequence, dict[int, int]] = {}  # states before the step
         self._dirty: list[tuple[int, int, int]] = []  # group, vpage, slots that stay
@@ -61,11 +63,15 @@ class Verifier:
                 for row, count in zip(work.rows, most, strict=True)
             ]
         asking = [at for at, count in enumerate(most) if count]
+        self.proposed = None
         if not asking:
             return work
         proposal = self.proposer.propose(
             [work.rows[at].sequence for at in asking], [most[at] for at in asking]
         )
+        if proposal.probs is not None:
+            whose = {work.rows[at].sequence: row for row, at in enumerate(asking)}
+            self.proposed = Proposed(proposal.probs, whose)
         for reason in proposal.faults.values():
             self.counts.fault(reason)
         rows = list(work.rows)
@@ -154,17 +160,3 @@ class Verifier:
             if life.kind != "state":
                 last = held.within(group, self._table.needs.pages_for(length))[-1]
                 self._dirty.append((group, last, kept))
-
-
-def run_of(drafts: ListLike[int], chosen: ListLike[int]) -> int:
-    """Return how many of the chosen tokens are emitted: those that confirm a drafted
-    one, and the one behind them.
-
-    Args:
-        drafts: k drafted tokens.
-        chosen: k + 1 tokens, each the choice behind the drafted ones before it.
-    """
-    for at, (drafted, token) in enumerate(zip(drafts, chosen[:-1], strict=True)):
-        if drafted != token:
-            return at + 1
-    return len(chosen)
