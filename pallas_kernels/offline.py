@@ -35,7 +35,8 @@ __all__ += ["has_plugin", "objections", "programs", "ranked", "unavailable"]
 # Above 2^32 words: page offsets in words need more than 32 bits, too.
 POOL_NBYTES = 32 << 30
 _RANKS = 8
-# Models whose cases run over ranks, and which; (): all they have.
+_MANY = 4_096  # pages of a call
+# Models whose cases run over ranks and with many pages, and which; (): all they have.
 _RANKED = {
     "llama3_8b_tp8_page16": (),
     "deepseek_v32_beside": (),
@@ -182,13 +183,16 @@ def programs(pool_nbytes: int, entries: int) -> Iterator[tuple[str, dict]]:
     for model in specs.MODELS:
         for case in specs.cases(model, pool_nbytes, entries):
             yield case.name, _found(case, described(), case.structs())
+    for case in ranked(pool_nbytes, _MANY):
+        if case.operation != "move_pages":  # has as many pairs whatever the entries
+            yield f"{_MANY}-{case.name}", _found(case, described(), case.structs())
     for case in ranked(pool_nbytes, entries):
         yield f"vmap-{case.name}", _found(case, described(), *_batched(case, 3))
         yield f"shard_map-{case.name}", _found(case, *_sharded(case))
 
 
 def ranked(pool_nbytes: int, entries: int) -> Iterator[specs.Case]:
-    """Yield the cases that run over ranks: every operation, and records of words."""
+    """Yield cases that are compiled otherwise, too: every operation, and by words."""
     for model in specs.MODELS:
         if model.name not in _RANKED:
             continue
