@@ -10,8 +10,9 @@
 
 The law: the same verbs, answers and errors as in process. An actor of a call wins over
 the scope around it (`acting_as`), which wins over the client's own; it travels with
-recall and capture and changes nothing else. A verb is sent once: whether to send it
-again is the caller's to say, and a key makes that safe.
+recall and capture, and its view is asked before anything is kept or forgotten. A verb
+is sent once: whether to send it again is the caller's to say, and a key makes that
+safe.
 
 Needs the extra `server` (httpx).
 """
@@ -22,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvmem.errors import say
-from kvmem.session import actors, calls, ids
+from kvmem.session import actors, calls, ids, views
 from kvmem.session.append import Appended
 from kvmem.session.asking import Recall
 from kvmem.session.calls import Call, Verb
@@ -75,13 +76,24 @@ class _Verbs:
         uri: str | None = None,
         peer: str | None = None,
         key: str | None = None,
+        actor: str | None = None,
     ) -> Item:
-        """Keep a text and return its item; as `Principal.remember`."""
+        """Keep a text and return its item; as `Principal.remember`.
+
+        A request says no actor here: whether its view has the place is asked before
+        anything is sent.
+        """
+        place = views.owned_by(uri or "memories", peer)
+        views.checked(place, self._resolved(actor), "remember", whole=uri is None)
         body = calls.given(text=text, uri=uri, peer=peer, key=key)
         return self._run(calls.remembered(body))
 
-    def forget(self, uri: str) -> tuple[str, ...]:
-        """Take a memory away everywhere and return the uris that were there."""
+    def forget(self, uri: str, actor: str | None = None) -> tuple[str, ...]:
+        """Take a memory away everywhere and return the uris that were there.
+
+        The actor's view is asked as by `remember`.
+        """
+        views.checked(uri, self._resolved(actor), "forget", whole=True)
         return self._run(calls.forgotten({"uri": uri}))
 
     def recall(

@@ -16,7 +16,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvmem.errors import Denied, NotFound, say
+from kvmem.errors import Denied, say
 from kvmem.session import actors, capture, forget, ids, place, recall
 from kvmem.session.asking import Mark, Recall, RenderFn, ask
 from kvmem.session.cooldown import Cooldown, messages
@@ -88,7 +88,7 @@ class Principal:
             Busy, CorruptPage: a session could not be cleaned; forget it again.
         """
         actor = self.actor_of(actor)
-        texts = frozenset(item.text for item in self._items_at(uri, actor))
+        texts = frozenset(item.text for item in self.items.list(uri, actor=actor))
         found = self.items.delete(uri, actor=actor)
         memory = forget.Memory(uri, texts)
         for id in self.sessions():
@@ -130,13 +130,6 @@ class Principal:
     def actor(self) -> str | None:
         """Return the actor of a call made now; see `actor_of`."""
         return self.actor_of()
-
-    def _items_at(self, uri: str, actor: str | None) -> list[Item]:
-        """Return the item at a uri, if there is one, and those below it."""
-        found = list(self.items.list(uri, actor=actor))
-        with contextlib.suppress(NotFound):
-            found.append(self.items.get(uri, actor=actor))
-        return found
 
     def acting_as(self, name: str | None) -> contextlib.AbstractContextManager:
         """Open a scope in which this user's calls are made for an actor."""
@@ -212,5 +205,28 @@ class Principal:
             if session is None
             else session.recalled(asked, search)
         )
+        found = self._remembered(found, session)
         self.store.recent.note(self.owner, found)
         return found
+
+    def _remembered(self, found: Recall, session: Session | None) -> Recall:
+        """Drop what was forgotten while the recall ran, and what it recorded of it.
+
+        An item is gone before sessions are cleaned. So either this sees it gone, or
+        the cleaning comes after what was recorded here.
+        """
+        gone_of = getattr(self.store.retriever, "gone", None)
+        uris = [entry.uri for entry in found.entries]
+        gone = gone_of(self, uris) if gone_of and uris else frozenset()
+        if not gone:
+            return found
+        if session is not None and session.exists:
+            for uri in gone:
+                forget.in_session(session.place, forget.Memory(uri))
+        entries = tuple(e for e in found.entries if e.uri not in gone)
+        return dataclasses.replace(
+            found,
+            entries=entries,
+            records={u: r for u, r in found.records.items() if u not in gone},
+            rendered="\n\n".join(e.text for e in entries) if found.rendered else "",
+        )

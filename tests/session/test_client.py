@@ -104,6 +104,25 @@ def test_refusals_have_the_same_types(user):
             verb()
 
 
+@pytest.mark.case("SES-26")
+def test_an_actor_keeps_and_forgets_within_its_own_view(user):
+    user.remember("green", "peers/B/memories/tea")
+    for asked in (
+        lambda: user.remember("x", peer="B"),
+        lambda: user.remember("x", "peers/B/memories/x"),
+        lambda: user.forget("peers/B/memories/tea"),
+        lambda: user.forget("peers"),
+    ):
+        with user.acting_as("A"), pytest.raises(errors.Denied):
+            asked()
+    with user.acting_as("A"):
+        assert user.remember("x", peer="A").peer == "A"
+        assert user.remember("y").peer is None
+    with pytest.raises(errors.Denied):
+        user.forget("peers/B/memories/tea", actor="A")
+    assert user.forget("peers/B/memories/tea", actor="B") == ("peers/B/memories/tea",)
+
+
 def test_every_cooldown_but_a_resident_one_is_the_services_too(served):
     me = served.client("lab", "ann")
     me.remember("green tea")
