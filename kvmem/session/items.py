@@ -14,7 +14,7 @@ import contextlib
 import sqlite3
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvmem import errors
@@ -239,6 +239,15 @@ class Retriever:
         """Return the hits of `principal.items`; see `search.Retriever`."""
         hits = principal.items.search(query, limit, actor=actor, peer_scope=peer_scope)
         return list(hits)
+
+    def gone(self, principal, uris: Sequence[str]) -> frozenset[str]:
+        """Return those of some uris that were found and that no item has any more."""
+        with principal.store.book(*principal.owner).read() as cursor:
+            if cursor is None:
+                return frozenset(uris)
+            marks = ", ".join("?" * len(uris))
+            rows = cursor.execute(f"SELECT uri FROM item WHERE uri IN ({marks})", uris)
+            return frozenset(uris) - {uri for (uri,) in rows}
 
 
 def _seen(actor: str | None) -> tuple[str, tuple[str, ...]]:

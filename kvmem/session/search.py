@@ -45,7 +45,9 @@ class Retriever(Protocol):
     """What recall asks for memories.
 
     An answer holds at most `limit` hits, best first, each covered by the scope of
-    `actor` and `peer_scope` (`views.covers`) and none of another user.
+    `actor` and `peer_scope` (`views.covers`) and none of another user. A retriever
+    that has `gone(principal, uris) -> frozenset[str]` is asked it before an answer is
+    given: what was forgotten while the recall ran is dropped, and not recorded either.
     """
 
     def search(

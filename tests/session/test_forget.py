@@ -5,6 +5,7 @@ import pytest
 from kvmem.errors import CorruptPage
 from kvmem.session import SessionStore, forget, messages
 from kvmem.session.forget import Memory
+from kvmem.session.items import Retriever
 from kvmem.session.place import LEDGER, LOG
 
 WORDS = "Ann hides her tea behind the lantern"
@@ -99,6 +100,29 @@ def test_what_is_not_forgotten_stays(me, spread):
 def test_a_memory_that_was_moved_is_forgotten_where_it_was_served(me, spread):
     me.items.move(spread.uri, "memories/cellar")
     me.forget("memories/cellar")
+    me.store.close()
+    assert holders(me.store.root) == []
+
+
+@pytest.mark.parametrize("mark", ["return", "append"])
+def test_a_memory_forgotten_while_a_recall_runs_is_in_no_answer(me, mark):
+    me.remember(WORDS, uri="memories/tea")
+    me.remember("Ann likes lanterns", uri="memories/lamp")
+    me.session("s").create()
+
+    class Late(Retriever):
+        def search(self, *args):
+            hits = super().search(*args)
+            me.forget("memories/tea")
+            return hits
+
+    me.store.retriever = Late()
+    found = me.recall(
+        "tea lanterns", session=me.session("s"), request_id="r", mark=mark
+    )
+    assert [e.uri for e in found.entries] == ["memories/lamp"]
+    assert list(found.records) == ["memories/lamp"] and WORDS not in found.rendered
+    assert "memories/tea" not in me.session("s").ledger()
     me.store.close()
     assert holders(me.store.root) == []
 

@@ -124,7 +124,8 @@ def test_a_retry_is_answered_as_before_in_another_process_too(me, finds, tmp_pat
     session = me.session("s")
     first = me.recall("q", session=session, request_id="r", limit=2)
     finds.hits = []
-    for principal in (me, SessionStore.open(tmp_path / "root").principal("lab", "ann")):
+    other = SessionStore.open(tmp_path / "root", retriever=finds)
+    for principal in (me, other.principal("lab", "ann")):
         again = principal.recall("q", session=principal.session("s"), request_id="r")
         assert again == dataclasses.replace(first, status="replayed")
 
