@@ -39,7 +39,7 @@ def shares(cuts, scores=SCORES, values=VALUES):
 
 
 @pytest.mark.parametrize("cuts", CUTS)
-@pytest.mark.parametrize("sink", [None, -1.5, 40.0])
+@pytest.mark.parametrize("sink", [None, -1.5, 40.0, 300.0, -300.0])
 def test_shares_of_any_cut_give_attention_to_all_tokens(cuts, sink):
     merged = merge.merge(shares(cuts))
     found = merge.finish(merged, None if sink is None else jnp.float32(sink))

@@ -4,6 +4,7 @@ A topology is (tp, dcp, interleave).
 """
 
 import contextlib
+import dataclasses
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from kvmem import errors, geometry, store
 from kvmem import pool as pools
 from kvmem.canonical import format_id
-from kvmem.config import Config, ModelConfig, PoolConfig
+from kvmem.config import Config, ModelConfig, PoolConfig, StoreConfig
 from kvmem.geometry import Topology
 from kvmem.prefix import PrefixCache
 from kvmem.serve import SamplingParams, ServeConfig
@@ -90,6 +91,24 @@ def test_a_hybrid_is_served_as_on_one_rank(hybrid_engine, hybrid_dense, kind, to
     found = [output.cached_tokens for output in outputs]
     assert found == [known // page * page for known in (0, 16, 49)]
     assert made.accounts.in_use == 0
+
+
+def test_records_of_a_hybrid_are_those_of_one_rank(hybrid_engine):
+    """Of a window the last tokens: as many as its pages hold, which are wider here."""
+    prompt, found = text(18, 43), []
+    for more in ({}, on((1, 2, 2)) | {"pages": 50}):
+        made = hybrid_engine("window", **more)
+        request_id = made.add(prompt, greedy(4))
+        while not made.scheduler.running or made.scheduler.running[0].num_left > 1:
+            made.step()
+        records = made.records(request_id)
+        found.append({name: rows.view(np.float32) for name, rows in records.items()})
+        made.abort(request_id)
+    one, shards = found
+    assert len(one["full"]) == len(shards["full"]) >= 42
+    assert 9 <= len(one["window10"]) <= len(shards["window10"])
+    for name, rows in one.items():
+        np.testing.assert_allclose(shards[name][-len(rows) :], rows, atol=1e-4)
 
 
 @pytest.fixture
@@ -236,6 +255,24 @@ def test_a_text_that_one_rank_cannot_hold_is_served_by_two(hybrid_model):
         one.add(prompt, greedy(8))
     assert two.add(prompt, greedy(8)) == 0
     two.abort(0)
+
+
+@LONG
+def test_a_config_serves_token_shards_and_keeps_what_one_rank_resumes(
+    hybrid_model, tmp_path
+):
+    prompt, outputs = text(42, 30), []
+    for dcp in (2, 1):
+        made = config_of(hybrid_model("indexer"), dcp, 100_000)
+        serve = dataclasses.replace(
+            made.serve, max_length=64, batches=(1,), chunks=(16,), widths=(64,)
+        )
+        kept = StoreConfig(root=str(tmp_path / "root"), chunk_tokens=CHUNK)
+        made = dataclasses.replace(made, serve=serve, store=kept)
+        with made.engine() as engine:
+            outputs += engine.generate(prompt, greedy(8))
+    assert outputs[1].output_ids == outputs[0].output_ids
+    assert [output.stored_tokens for output in outputs] == [0, 28]
 
 
 def test_two_pieces_of_one_wide_page_are_given_back_once():
