@@ -87,7 +87,7 @@ def finish(share: Share, sink: jax.Array | None = None) -> jax.Array:
     """
     if sink is None:
         return jnp.where(share.most == MASKED, 0.0, share.out / share.total)
-    # A sink far above all scores makes the sum infinite, and the row zero, as it should.
+    # A sink far above all scores makes the sum infinite and the row zero, as it should.
     return share.out / (share.total + jnp.exp(sink - share.most))
 
 
