@@ -82,9 +82,9 @@ class KeyRing:
         """Return the key of a token, None where it is none of ours."""
         if len(token) > _MAX_TOKEN_CHARS or not token.isascii():
             return None
-        kind, _, rest = token.partition("_")
+        _, _, rest = token.partition("_")
         key = self._read().get(rest.partition("_")[0])
-        if kind != "kvmem" or key is None:
+        if key is None:
             return None
         return key if hmac.compare_digest(_hash(token), key.sha256) else None
 
