@@ -63,8 +63,18 @@ def in_session(place: Place, memory: Memory) -> int:
             if changed:
                 archive.rewrite(place, each, kept)
                 count += changed
-        _forget_servings(place, memory)
+        _drop_servings(place, memory)
+        for name in list(_set_aside(place)):
+            place.io.unlink(place.file(name))
+        place.io.sync_dir(place.folder)
     return count
+
+
+def servings(place: Place, memory: Memory) -> None:
+    """Take a memory out of a session's ledger and kept answers; messages stay."""
+    with place.locked():
+        if place.io.is_file(place.file(LOG)):
+            _drop_servings(place, memory)
 
 
 def leftovers(io: OsIO, parent: Path) -> None:
@@ -74,16 +84,13 @@ def leftovers(io: OsIO, parent: Path) -> None:
             io.remove_tree(parent / name)
 
 
-def _forget_servings(place: Place, memory: Memory) -> None:
+def _drop_servings(place: Place, memory: Memory) -> None:
     found = state.read(place)
     new = ledger.without(found.ledger, memory.is_at, memory.is_in)
     if new != found.ledger:
         state.write_ledger(place, found, new)
     elif found.is_bad:
         place.io.unlink(place.file(LEDGER))
-    for name in list(_set_aside(place)):
-        place.io.unlink(place.file(name))
-    place.io.sync_dir(place.folder)
 
 
 def _set_aside(place: Place) -> Iterator[str]:

@@ -213,7 +213,8 @@ class Principal:
         """Drop what was forgotten while the recall ran, and what it recorded of it.
 
         An item is gone before sessions are cleaned. So either this sees it gone, or
-        the cleaning comes after what was recorded here.
+        the cleaning comes after what was recorded here. Messages stay as they are: a
+        recall writes none, and an item may have been moved.
         """
         gone_of = getattr(self.store.retriever, "gone", None)
         uris = [entry.uri for entry in found.entries]
@@ -222,7 +223,7 @@ class Principal:
             return found
         if session is not None and session.exists:
             for uri in gone:
-                forget.in_session(session.place, forget.Memory(uri))
+                forget.servings(session.place, forget.Memory(uri))
         entries = tuple(e for e in found.entries if e.uri not in gone)
         return dataclasses.replace(
             found,

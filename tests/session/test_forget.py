@@ -104,6 +104,15 @@ def test_a_memory_that_was_moved_is_forgotten_where_it_was_served(me, spread):
     assert holders(me.store.root) == []
 
 
+def test_an_item_that_was_moved_is_not_taken_out_of_messages_by_a_retry(me, spread):
+    session = me.session("s")
+    me.items.move(spread.uri, "memories/cellar")
+    found = me.recall("tea lanterns", session=session, request_id="q1", actor="planner")
+    assert found.status == "replayed"
+    assert spread.uri not in [entry.uri for entry in found.entries]
+    assert all(m.parts[1]["text"] == WORDS for m in session.messages())
+
+
 @pytest.mark.parametrize("mark", ["return", "append"])
 def test_a_memory_forgotten_while_a_recall_runs_is_in_no_answer(me, mark):
     me.remember(WORDS, uri="memories/tea")
