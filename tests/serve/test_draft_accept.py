@@ -253,7 +253,9 @@ def test_a_rows_answer_depends_on_its_own_key_alone():
 
 
 @pytest.mark.case("NAN-02")
-@pytest.mark.parametrize("of", ["target", "draft", "unnormalised", "impossible"])
+@pytest.mark.parametrize(
+    "of", ["target", "draft", "unnormalised", "negative", "impossible"]
+)
 def test_what_is_no_probability_is_a_fault_and_no_accept_rate_of_one(of):
     target, draft = distributions(1, K + 1), distributions(2, K)
     rows = np.array(tiled(target, FEW)), np.array(tiled(draft, FEW))
@@ -263,6 +265,8 @@ def test_what_is_no_probability_is_a_fault_and_no_accept_rate_of_one(of):
         rows[1][2, 0] = np.nan
     elif of == "unnormalised":
         rows[1][2, 0] *= 2
+    elif of == "negative":
+        rows[1][2, 0, :2] += (1, -1)
     row_keys = keys(FEW)
     ids = drafted(draft, row_keys)
     if of == "impossible":
