@@ -178,6 +178,12 @@ def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
         f"ranks: {topology.ranks}, tp={topology.tp} dcp={topology.dcp} (most sources "
         f"count DCP inside TP: TP={topology.ranks}, DCP={topology.dcp})"
     )
+    if topology.dcp > 1:
+        size, dcp = plan.pool.page_size, topology.dcp
+        print(
+            f"token shards: a page of {size} slots on each rank covers {size * dcp} "
+            f"tokens; what every rank keeps whole takes {dcp} pages for as many"
+        )
     plan_tables.show(console.out(), solved)
     plan_tables.show_gates(console.out(), plan.spec_plan(), facts["gates"])
     chosen = plan.manager()

@@ -251,6 +251,7 @@ def test_published_models_are_planned_though_no_engine_runs_them(
     assert cli.main(["plan", preset(name), "--tp", "2", "--dcp", "2"]) == 0
     said = capsys.readouterr().out
     assert "tp=2 dcp=2 (most sources count DCP inside TP: TP=4, DCP=2)" in said
+    assert "slots on each rank covers" in said and "takes 2 pages for as many" in said
     assert "planned only, no engine runs it" in said
     assert f"the largest page is {found['largest_id']:,}" in said
     assert "…" not in said
