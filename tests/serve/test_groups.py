@@ -436,19 +436,28 @@ def test_alone_a_text_begins_anew_where_its_snapshot_leaves_it_no_room(
     assert scheduler.objections() == ()
 
 
+@pytest.mark.parametrize(
+    ("length", "chunks", "found", "copies"),
+    [  # at a whole page it stands where its answer begins, and leaves a copy there too
+        (21, [8, 8, 4, 1], 20, 1),
+        (20, [8, 8, 4], 16, 2),
+        (19, [8, 8, 3], 16, 1),
+    ],
+)
 def test_a_prefill_takes_one_snapshot_a_page_before_its_end(
-    table, scheduled, new_sequence
+    table, scheduled, new_sequence, length, chunks, found, copies
 ):
     made = table(STATE)
     scheduler = scheduled(made)
-    scheduler.add(new_sequence(text(33, 21)))
+    scheduler.add(new_sequence(text(33, length)))
     scheduler.admit()
     counts = []
     while (work := scheduler.plan()) is not None and scheduler.running[0].num_left:
         counts.append(work.rows[0].count)
         scheduler.advance(work)
-        if sum(counts) == 21:
+        if sum(counts) == length:
             break
-    assert counts == [8, 8, 4, 1]
+    assert counts == chunks
     forks = [owed for owed in made.books._owed if owed[0] == "fork"]
-    assert len(forks) == 1 and made.match(text(33, 21)).num_tokens == 20
+    assert len(forks) == copies
+    assert made.match(text(33, length)).num_tokens == found
