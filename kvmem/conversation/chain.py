@@ -10,11 +10,9 @@ model, or names what is not there any more is worth less, and never an error.
     chain.cut(48)                     # what is left once token 50 is forgotten
 """
 
-import bisect
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from kvmem.errors import CorruptPage, FormatMismatch, say
@@ -44,21 +42,17 @@ class Span(NamedTuple):
     """Tokens [start, end) and what they are: a message of the log, or a memory in it.
 
     Messages follow one another and cover the chain; memories lie inside of them.
-    `digest` tells whether the log still says what was fed; memories have the empty one.
-    An open message is one whose closing, as the chat template has it, was not fed yet.
     """
 
     seq: int  # of the message; -1: what stands before the first
     start: int
     end: int
-    digest: str
-    uri: str | None = None
-    is_open: bool = False
+    uri: str | None = None  # of the memory
 
-    @property
-    def is_message(self) -> bool:
-        """Say whether it is a whole message."""
-        return self.uri is None
+    def is_at(self, uri: str) -> bool:
+        """Say whether it is a memory at a uri, or below it."""
+        mine = self.uri
+        return mine is not None and (mine == uri or mine.startswith(uri + "/"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,22 +91,6 @@ class Chain:
             identity.extras,
         )
 
-    def of_message(self, seq: int, digest: str) -> "Span | None":
-        """Return the span of a message if it was fed as the log says it now."""
-        at = bisect.bisect_left(self._messages, seq, key=lambda span: span.seq)
-        if at == len(self._messages):
-            return None
-        span = self._messages[at]
-        return span if (span.seq, span.digest) == (seq, digest) else None
-
-    def inside(self, span: Span) -> tuple[Span, ...]:
-        """Return the memories inside of a message."""
-        return tuple(
-            each
-            for each in self.spans
-            if not each.is_message and span.start <= each.start and each.end <= span.end
-        )
-
     def uris(self, live_from: int = 0) -> frozenset[str]:
         """Return the memories that lie in it, of messages from a number on."""
         return frozenset(
@@ -123,7 +101,7 @@ class Chain:
 
     def without(self, uri: str) -> "Chain":
         """Return the whole chunks before the first token of a memory, or below it."""
-        starts = [span.start for span in self._at(uri)]
+        starts = [span.start for span in self.spans if span.is_at(uri)]
         return self.cut(min(starts)) if starts else self
 
     def cut(self, num_tokens: int) -> "Chain":
@@ -163,16 +141,6 @@ class Chain:
             fields["num_rows"],
             tuple(Span(*span) for span in fields["spans"]),
         )
-
-    @property
-    def _messages(self) -> tuple[Span, ...]:
-        return tuple(span for span in self.spans if span.is_message)
-
-    def _at(self, uri: str) -> Iterator[Span]:
-        for span in self.spans:
-            if span.uri is not None:
-                if span.uri == uri or span.uri.startswith(uri + "/"):
-                    yield span
 
 
 def salt_tag(salt: bytes) -> str:

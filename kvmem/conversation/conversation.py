@@ -20,11 +20,11 @@ from kvmem.conversation import resume, transcript
 from kvmem.conversation.chain import Chain, Facts, Span
 from kvmem.conversation.resume import Judged, Resume
 from kvmem.conversation.transcript import Prompt, Turn
-from kvmem.errors import Conflict
+from kvmem.errors import ConfigError, Conflict, say
 from kvmem.serve import Engine, SamplingParams
 from kvmem.serve.identity import Identity
 from kvmem.serve.request import Delta, Output
-from kvmem.session import Cooldown, Recall, Session, messages
+from kvmem.session import Appended, Cooldown, Recall, Session, messages
 
 __all__ = ["Conversation", "Options", "Reply"]
 
@@ -58,14 +58,15 @@ class Reply:
     """One turn: what was answered, recalled and reused.
 
     `saved_s` is the time that prefilling the reused tokens would have taken, at this
-    turn's own rate; None where it prefilled too few to tell.
+    turn's own rate; None where it prefilled too few to tell. A turn that was said again
+    under its key is answered from the log, and has no output.
     """
 
     text: str
-    output: Output
-    resume: Resume
     recall: Recall | None
-    saved_s: float | None
+    output: Output | None = None
+    resume: Resume | None = None
+    saved_s: float | None = None
 
 
 class Conversation:
@@ -82,7 +83,7 @@ class Conversation:
     ):
         self.engine, self.session, self.actor = engine, session, actor
         self.options = options
-        self._facts, self._identity = facts, identity
+        self.identity, self._facts = identity, facts
 
     def say(self, text: str, key: str | None = None) -> Reply:
         """Take a user's message and answer it.
@@ -110,35 +111,65 @@ class Conversation:
         is_tail = self.options.placement == "tail"
         parts = [{"type": "text", "text": text}, *(memories if is_tail else ())]
         carries = [recall] if recall and recall.entries and is_tail else ()
-        self._append("user", parts, key, carries)
-        return TurnInProgress(self, recall, () if is_tail else tuple(memories), key)
+        self._require_fits(parts, () if is_tail else tuple(memories))
+        asked = self._append("user", parts, key, carries)
+        system = () if is_tail else tuple(memories)
+        turn = TurnInProgress(self, recall, system, key)
+        if asked.is_repeat:
+            turn.reply = self._logged(asked.first, recall)
+        return turn
 
-    def chain(self) -> Judged:
-        """Return the chain as the log and this engine let it stand."""
-        return self._judged(self._turns())
+    def prompt(self, system_memories: tuple[dict, ...] = ()) -> Prompt:
+        """Return what is fed next: all that the log says, for this actor."""
+        headed = (*self._system(system_memories), *self._turns())
+        return transcript.prompt(self.engine.tokenizer, headed)
 
-    def prompt(
-        self, system_memories: tuple[dict, ...] = ()
-    ) -> tuple[Prompt, Judged, int]:
-        """Return what is fed next, on what chain, and the manifest's generation."""
-        turns = self._turns()
-        _, generation = self.session.chains.get(self.actor)
-        judged = self._judged(turns)
-        headed = (*self._system(system_memories), *turns)
-        fed = transcript.prompt(self.engine.tokenizer, headed, judged.chain)
-        return fed, judged, generation
+    def judged(self) -> Judged:
+        """Return the chain as the log and this engine let it stand.
+
+        That is the actor's; without one, the one that all share.
+        """
+        newest = max((turn.seq for turn in self._turns()), default=-1)
+        held, first = self.session.chains, None
+        for actor in dict.fromkeys((self.actor, None)):
+            blob, _ = held.get(actor)
+            fault = held.fault(actor) if blob is None else None
+            judged = resume.judge(blob, fault, self._facts, newest)
+            if judged.chain is not None:
+                return judged
+            first = first or judged
+        return first
+
+    def log_reply(self, output: Output, key: str | None) -> int:
+        """Append what was answered, with the ids that it was; return its number."""
+        said = {"type": "text", "text": output.text}
+        fed = transcript.ids_part(self.engine.tokenizer, output.output_ids)
+        return self._append("assistant", [said, fed], key).first
 
     def keep(self, prompt: Prompt, output: Output, seq: int, generation: int) -> None:
         """Write the manifest of what was fed and generated, if nobody was faster."""
         tokens = (*prompt.ids, *output.output_ids)
-        (reply,) = (t for t in self._turns() if t.seq == seq)
-        span = Span(
-            seq, prompt.reply_start, len(tokens), reply.digest, None, is_open=True
-        )
+        span = Span(seq, prompt.reply_start, len(tokens))
         rows = len(tokens) - 1  # the last token was returned and never fed
         made = Chain(self._facts, tokens, rows, (*prompt.spans, span))
         with contextlib.suppress(Conflict):  # the other's is as good: KV is a cache
             self.session.chains.put(self.actor, made.encode(), generation)
+
+    def _require_fits(self, parts: list, system_memories: tuple[dict, ...]) -> None:
+        """Refuse a message that leaves no room for a reply, before it is logged."""
+        asked = Turn(self.session.clock, "user", tuple(parts))
+        headed = (*self._system(system_memories), *self._turns(), asked)
+        length = len(transcript.prompt(self.engine.tokenizer, headed).ids)
+        room, most = self.options.sampling.max_tokens, self.engine.config.max_length
+        if length + room > most:
+            raise ConfigError(
+                say(
+                    f"a transcript of {length} tokens and a reply of up to {room}",
+                    f"a sequence has at most {most} tokens here",
+                    "Archive what is old with session.commit(keep=...), or raise "
+                    "serve.max_length",
+                )
+            )
 
     def _recalled(self, text: str, key: str | None) -> Recall | None:
         if not self.options.memories:
@@ -154,15 +185,20 @@ class Conversation:
             limit=self.options.memories,
         )
 
-    def _append(self, role: str, parts: list, key: str | None, carries=()) -> int:
-        """Append one message, once, and return its number."""
-        appended = self.session.append(
+    def _append(self, role: str, parts: list, key: str | None, carries=()) -> Appended:
+        """Append one message, once."""
+        return self.session.append(
             [{"role": role, "parts": parts}],
             key=None if key is None else f"{key}/{role}",
             actor=self.actor,
             carries=carries,
         )
-        return appended.first
+
+    def _logged(self, asked: int, recall: Recall | None) -> Reply | None:
+        """Return what the log says was answered to a message, None if nothing was."""
+        later = (t for t in self._turns() if t.seq > asked and t.role == "assistant")
+        answer = next(later, None)
+        return answer and Reply(answer.text, recall)
 
     def _turns(self) -> tuple[Turn, ...]:
         return transcript.turns_of(self.session.live(), self.actor)
@@ -174,20 +210,6 @@ class Conversation:
             return ()
         parts = [] if said is None else [{"type": "text", "text": said}]
         return (Turn(-1, "system", (*parts, *memories)),)
-
-    def _judged(self, turns: tuple[Turn, ...]) -> Judged:
-        """Judge the actor's chain; without one, the one that all share."""
-        newest = max((turn.seq for turn in turns), default=-1)
-        held = self.session.chains
-        first = None
-        for actor in dict.fromkeys((self.actor, None)):
-            blob, _ = held.get(actor)
-            fault = held.fault(actor) if blob is None else None
-            judged = resume.judge(blob, fault, self._facts, newest)
-            if judged.chain is not None:
-                return judged
-            first = first or judged
-        return first
 
 
 class TurnInProgress:
@@ -203,12 +225,15 @@ class TurnInProgress:
         self.recall = recall
         self.reply: Reply | None = None
         self._talk, self._key = talk, key
-        self._prompt, self._judged, self._generation = talk.prompt(system_memories)
+        _, self._generation = talk.session.chains.get(talk.actor)
+        self._judged, self._prompt = talk.judged(), talk.prompt(system_memories)
 
     def deltas(self) -> Iterator[Delta]:
         """Yield the reply's tokens; after the last one it is logged and kept."""
+        if self.reply is not None:
+            return
         talk, engine = self._talk, self._talk.engine
-        request_id = engine.add(self._prompt.ids, talk.options.sampling, talk._identity)
+        request_id = engine.add(self._prompt.ids, talk.options.sampling, talk.identity)
         try:
             yield from engine.follow(request_id)
         except BaseException:
@@ -219,12 +244,11 @@ class TurnInProgress:
 
     def _finish(self, output: Output) -> None:
         talk = self._talk
-        parts = [{"type": "text", "text": output.text}]
-        seq = talk._append("assistant", parts, self._key)
+        seq = talk.log_reply(output, self._key)
         talk.keep(self._prompt, output, seq, self._generation)
         found = resume.of(self._judged, self._prompt.ids, output)
         fresh = found.num_prompt - found.num_reused
         saved = None
         if fresh >= _LEAST_TIMED and output.first_token_s is not None:
             saved = output.first_token_s / fresh * found.num_reused
-        self.reply = Reply(output.text, output, found, self.recall, saved)
+        self.reply = Reply(output.text, self.recall, output, found, saved)
