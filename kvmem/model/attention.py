@@ -129,6 +129,7 @@ def attend_written(
     scale: float | None = None,
     view: View = ALL,
     sink_logits: jax.Array | None = None,
+    gaps: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
     """Attend to what the pages hold already; they are only read.
 
@@ -137,6 +138,8 @@ def attend_written(
         positions: i32[S, Q] the place of each query, which sees none after it.
         lengths: i32[S] tokens in the pages; no position beyond is seen.
         view: what a query sees of the positions before it.
+        gaps: i32[S, Q] twice: each query sees no position from the first to before the
+            second; None: no gaps.
     """
     seqs, steps, q_heads, width = q.shape
     table = _as_table(table)
@@ -149,6 +152,9 @@ def attend_written(
     last = jnp.minimum(positions, lengths[:, None] - 1)
     sees = places[:, None, :] <= last[:, :, None]  # [S, Q, J]
     sees &= view.keeps(places[:, None, :], positions[:, :, None])
+    if gaps is not None:
+        first, end = (each[:, :, None] for each in gaps)
+        sees &= (places[:, None, :] < first) | (places[:, None, :] >= end)
     first = positions.min(axis=1, keepdims=True)
     readable = (places < lengths[:, None]) & view.keeps(places, first)
     values = jnp.where(readable[:, None, :, None], values, 0.0)

@@ -20,6 +20,7 @@ from flax import nnx
 
 from kvmem.geometry import Envelope, Topology
 from kvmem.model.attention import attend_written, write_rows
+from kvmem.model.branches import Branches
 from kvmem.model.ops import (
     Split,
     answers,
@@ -128,6 +129,7 @@ class Decoder(nnx.Module):
         axis_name: str | None = None,
         num_logits: int = 1,
         num_features: int = 0,
+        branches: Branches | None = None,
     ) -> tuple[jax.Array, ...]:
         """Read new tokens after those in the pages; logits of the last ones of each.
 
@@ -145,6 +147,8 @@ class Decoder(nnx.Module):
                 token num_new - 1. Where fewer are new, rows of token 0 stand in front.
             num_features: of how many of them the rows before the last norm are
                 returned too, m; 0: of none.
+            branches: where new tokens stand that do not follow each other; None: they
+                do.
 
         Returns:
             The pages, and f32[S, n, V] logits, this rank's rows of the vocabulary; of
@@ -153,7 +157,9 @@ class Decoder(nnx.Module):
         spec = self.partition.spec
         (envelope,), (table,) = envelopes, tables
         x = embedded(self.embed, tokens, axis_name)
-        positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        places = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        positions = places if branches is None else branches.positions
+        gaps = branches and (branches.gap_firsts, branches.gap_ends)
         cos, sin = angles(spec.rope, spec.head_dim, positions)
         lengths, asked = starts + num_new, max(num_logits, num_features)
         for index, layer in enumerate(self.layers):
@@ -161,10 +167,12 @@ class Decoder(nnx.Module):
             q, k, v = layer.heads(x, cos, sin)
             pages = write_rows(pages, envelope, name, k, v, table, starts, num_new)
             if index == spec.layers - 1:  # only the last tokens are asked for
-                x, q, positions = (
-                    at_last(rows, num_new, asked) for rows in (x, q, positions)
+                x, q, places, gaps = jax.tree.map(
+                    lambda rows: at_last(rows, num_new, asked), (x, q, places, gaps)
                 )
-            seen = attend_written(pages, envelope, name, q, positions, table, lengths)
+            seen = attend_written(
+                pages, envelope, name, q, places, table, lengths, gaps=gaps
+            )
             x = layer.mix(x, seen, axis_name)
         rows = self._logits(x[:, asked - num_logits :], axis_name)
         return pages, *answers(rows, x, num_features)

@@ -49,7 +49,8 @@ StepFn = Callable[..., tuple[jax.Array, ...]]
 """(weights, pages u8[R, P, E], tokens i32[S, Q], starts i32[S], num_new i32[S],
 tables: a GroupTable a group) -> (pages, logits f32[S, V]); V counts the padded
 vocabulary. Keywords num_logits=n and num_features=m, both static, ask for logits
-f32[S, n, V] of the last n new tokens, and features f32[S, m, D] after them."""
+f32[S, n, V] of the last n new tokens, and features f32[S, m, D] after them;
+branches=Branches(...) says where tokens stand that do not follow each other."""
 
 
 @jax.tree_util.register_dataclass
@@ -142,12 +143,20 @@ def make_step(
     ranks = _Ranks(envelopes, spreads)
 
     def step(
-        weights, pages, tokens, starts, num_new, tables, num_logits=1, num_features=0
+        weights,
+        pages,
+        tokens,
+        starts,
+        num_new,
+        tables,
+        num_logits=1,
+        num_features=0,
+        branches=None,
     ):
         _require_ranks(weights, pages, ranks.dcp)
         _require_tables(envelopes, tables)
         tables = tuple(map(_spread_over, tables, spreads))
-        batch = (tokens, starts, num_new, tables)
+        batch = (tokens, starts, num_new, tables, branches)
         asked = _Asked(num_logits, num_features)
         if mesh is not None:
             return _on_mesh(mesh, ranks, asked, weights, pages, batch)
@@ -274,8 +283,10 @@ def _held(ranks, asked, axis_name, weights, pages, batch):
 def _rank_step(ranks, asked, axis_name, weights, pages, batch):
     """Run one rank's decoder; no rank axis."""
     decoder = nnx.merge(weights.graph, weights.split, weights.shared)
+    *batch, branches = batch
+    more = {} if branches is None else {"branches": branches}
     pages, logits, *features = decoder.paged(
-        pages, ranks.envelopes, *batch, axis_name, *asked
+        pages, ranks.envelopes, *batch, axis_name, *asked, **more
     )
     if ranks.has_copies:
         logits = _of_first_shard(logits)

@@ -26,7 +26,7 @@ class Bucket(NamedTuple):
     """Static shapes of one step: rows S, new tokens a row Q, table width M in pages.
 
     `logits` of the last new tokens of each row are computed, and `features` of them
-    returned too (0: of none).
+    returned too (0: of none). The new tokens stand in one chain, or in several.
     """
 
     rows: int
@@ -34,6 +34,7 @@ class Bucket(NamedTuple):
     pages: int
     logits: int = 1
     features: int = 0
+    chains: int = 1
 
     def width(self, group: LifecycleGroup) -> int:
         """Return the columns of a group's table: of a window, the most it holds."""
@@ -106,7 +107,8 @@ class Buckets:
     """Declared sizes, ascending; `pages` are table widths.
 
     `drafted` tokens of each row may be verified in one step, 0 where nobody drafts;
-    `features` says that steps answer with the hidden rows of all their tokens too.
+    in `chains` beside each other; `features` says that steps answer with the hidden
+    rows of all their tokens too.
     """
 
     batches: tuple[int, ...]
@@ -115,6 +117,7 @@ class Buckets:
     page_size: int
     drafted: int = 0
     features: bool = False
+    chains: int = 1
 
     def decode(self, rows: int, length: int) -> Bucket:
         """Return the bucket of one new token for `rows` sequences up to `length`."""
@@ -131,7 +134,8 @@ class Buckets:
         """Return the bucket of the drafted tokens of `rows` sequences, and one of each
         sequence's own, up to `length`; with logits for all of them."""
         rows, tokens = _at_least(self.batches, rows), self.drafted + 1
-        return self._bucket(rows, tokens, self._width(length), tokens)
+        bucket = self._bucket(rows, tokens, self._width(length), tokens)
+        return bucket._replace(chains=self.chains)
 
     def choices(self, count: int) -> int:
         """Return the rows that a sampler is compiled for, no fewer than `count`."""
@@ -144,14 +148,16 @@ class Buckets:
         """Return every declared bucket once: batches and chunks, at each width."""
         shapes = [(rows, 1, 1) for rows in self.batches]
         shapes += [(1, tokens, 1) for tokens in self.chunks]
-        if self.drafted:
-            asked = self.drafted + 1
-            shapes += [(rows, asked, asked) for rows in self.batches]
-        return tuple(
+        plain = [
             self._bucket(rows, tokens, pages, logits)
             for rows, tokens, logits in dict.fromkeys(shapes)
             for pages in self.pages
-        )
+        ]
+        if not self.drafted:
+            return tuple(plain)
+        sizes = [(rows, pages) for rows in self.batches for pages in self.pages]
+        verified = [self.verify(rows, pages * self.page_size) for rows, pages in sizes]
+        return (*plain, *verified)
 
     def _bucket(self, rows: int, tokens: int, pages: int, logits: int = 1) -> Bucket:
         return Bucket(rows, tokens, pages, logits, tokens if self.features else 0)
@@ -161,7 +167,11 @@ class Buckets:
 
 
 def declare(
-    config: ServeConfig, page_size: int, drafted: int = 0, features: bool = False
+    config: ServeConfig,
+    page_size: int,
+    drafted: int = 0,
+    features: bool = False,
+    chains: int = 1,
 ) -> Buckets:
     """Return the buckets of an engine, defaults filled in."""
     batches = config.batches or (1, config.max_batch // 2, config.max_batch)
@@ -175,6 +185,7 @@ def declare(
         page_size=page_size,
         drafted=drafted,
         features=features,
+        chains=chains,
     )
 
 

@@ -22,6 +22,7 @@ from kvmem.serve.buckets import ServeConfig, declare
 from kvmem.serve.choose import Choice
 from kvmem.serve.draft.judge import Chosen, judged, last_places
 from kvmem.serve.draft.protocol import Draft
+from kvmem.serve.draft.trees import Mover
 from kvmem.serve.draft.verifier import Settled, Verifier
 from kvmem.serve.draft.wipe import Wiper
 from kvmem.serve.group_recall import GroupRecall
@@ -130,6 +131,7 @@ class Loop:
             self.table.page_size,
             proposer.num_drafted,
             proposer.wants_features,
+            proposer.width,
         )
         self.scheduler.draft = proposer
         self.scheduler.headroom = proposer.num_drafted
@@ -137,7 +139,11 @@ class Loop:
         spreads = [Spread.of(group, self.topology) for group in self.groups]
         size, lanes = self.table.page_size, self.config.max_batch
         wiper = Wiper(pages, spreads, self.topology, size, lanes)
-        return Verifier(proposer, self.scheduler, wiper)
+        mover = None
+        if proposer.width > 1:
+            mover = Mover(pages[0], self.topology, lanes * proposer.num_drafted)
+        capacity = self.buckets.pages[-1] * size
+        return Verifier(proposer, self.scheduler, wiper, mover, capacity)
 
     def _turn(self) -> list[Delta]:
         """Run one prefill chunk or one decode batch; return the tokens it gave."""
@@ -238,6 +244,7 @@ class Loop:
             deltas += emitted
         if (again := self.verifier.again(settled)) is not None:
             self._run(again)
+        self.pool = self.verifier.move(self.pool, settled)
         self.verifier.settle(settled)
         self.pool = self.verifier.wipe(self.table.apply(self.pool))
         self._finish_ended([row.sequence for row in drafted])

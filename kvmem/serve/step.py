@@ -28,6 +28,7 @@ from kvmem import pool as pools
 from kvmem.budget import members
 from kvmem.geometry import Envelope, LifecycleGroup, Spread, Topology
 from kvmem.model import parallel
+from kvmem.model.branches import Branches
 from kvmem.model.loaded import LoadedModel
 from kvmem.pool import dispatch
 from kvmem.pool.table import GroupTable
@@ -50,6 +51,7 @@ class Batch:
     num_new: jax.Array  # i32[S] how many of the Q are real; 0: an unused row
     tables: tuple[jax.Array, ...]  # i32[S, M] a group: virtual pages, null beyond
     firsts: tuple[jax.Array | None, ...]  # i32[S] a window: see `pool.GroupTable`
+    branches: Branches | None  # where tokens do not follow each other; None: they do
     bucket: Bucket = dataclasses.field(metadata={"static": True})
 
 
@@ -88,6 +90,7 @@ def step(
         tables,
         num_logits=batch.bucket.logits,
         num_features=batch.bucket.features,
+        branches=batch.branches,
     )
     return dataclasses.replace(pool, pages=pages), *answers
 
@@ -188,7 +191,8 @@ class Stepper:
                     vpages = [*vpages[:sinks], *vpages[sinks + unread :]]
                     firsts[own][at] = held.firsts[group] + unread
                 table[at, : len(vpages)] = vpages
-        return Batch(tokens, starts, num_new, tables, firsts, bucket)
+        branches = _branches(feeds, starts, bucket)
+        return Batch(tokens, starts, num_new, tables, firsts, branches, bucket)
 
     def _count(self, ranks, pool, weights, batch):
         self.num_traces[batch.bucket] += 1
@@ -201,6 +205,22 @@ def envelopes(
     """Return each group's page, cut to the pages of one pool as its budget cuts it."""
     inside = members.members_of(groups, topology, order, kind="unified")
     return tuple(member.envelope for member in inside)
+
+
+def _branches(
+    feeds: Sequence[Feed], starts: np.ndarray, bucket: Bucket
+) -> Branches | None:
+    """Return where the tokens of feeds stand, None where all follow each other."""
+    if bucket.chains == 1:
+        return None
+    positions = starts[:, None] + np.arange(bucket.tokens, dtype=np.int32)[None]
+    firsts, ends = np.zeros_like(positions), np.zeros_like(positions)
+    for at, feed in enumerate(feeds):
+        if feed.chains is not None:
+            found = feed.chains.layout(range(feed.start, feed.end))
+            for rows, values in zip((positions, firsts, ends), found, strict=True):
+                rows[at, : len(values)] = values
+    return Branches(positions, firsts, ends)
 
 
 def _is_windowed(group: LifecycleGroup) -> bool:

@@ -15,15 +15,44 @@ from typing import NamedTuple
 from kvmem.serve.holding import Holding
 from kvmem.serve.request import Sequence
 
-__all__ = ["Admission", "Feed", "Row", "Work"]
+__all__ = ["Admission", "Chains", "Feed", "Row", "Work"]
+
+
+class Chains(NamedTuple):
+    """Drafted tokens as `count` chains of equal length behind one text.
+
+    They lie in consecutive slots from `first` on, chain behind chain.
+    """
+
+    first: int
+    length: int
+    count: int
+
+    def layout(self, slots: range) -> tuple[list[int], list[int], list[int]]:
+        """Return of each slot: its position in the text, and the gap it does not see.
+
+        The gap is [first, begin of its own chain); of slots before `first`, empty.
+        """
+        positions, firsts, ends = [], [], []
+        for slot in slots:
+            chain, depth = divmod(slot - self.first, self.length)
+            own = self.first + max(0, chain) * self.length
+            positions.append(slot if slot < self.first else self.first + depth)
+            firsts.append(self.first)
+            ends.append(own)
+        return positions, firsts, ends
 
 
 class Feed(NamedTuple):
-    """New tokens for the pages of one holding, behind `start` tokens in them."""
+    """New tokens for the pages of one holding, behind `start` tokens in them.
+
+    `chains` says where drafted ones among them stand, if not each behind the other.
+    """
 
     tokens: ListLike[int]
     start: int
     held: Holding
+    chains: Chains | None = None
 
     @property
     def end(self) -> int:
@@ -32,19 +61,32 @@ class Feed(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Compute `count` tokens of one sequence from `start` on, drafted ones the last."""
+    """Compute `count` tokens of one sequence from `start` on, drafted ones the last.
+
+    Of a tree, the drafted tokens are `width` chains of equal length, one behind the
+    other.
+    """
 
     sequence: Sequence
     start: int
     count: int
     drafts: tuple[int, ...] = ()
+    width: int = 1
 
     @property
     def feed(self) -> Feed:
         """What a step reads."""
         own = self.start + self.count - len(self.drafts)
         tokens = (*self.sequence.tokens[self.start : own], *self.drafts)
-        return Feed(tokens, self.start, self.sequence.held)
+        return Feed(tokens, self.start, self.sequence.held, self.chains)
+
+    @property
+    def chains(self) -> Chains | None:
+        """How its drafted tokens stand; None: each behind the other."""
+        if self.width == 1 or not self.drafts:
+            return None
+        first = self.start + self.count - len(self.drafts)
+        return Chains(first, len(self.drafts) // self.width, self.width)
 
 
 class Work(NamedTuple):

@@ -155,6 +155,7 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
         store=None,
         certified=False,
         executor="auto",
+        kind="unified",
         draft=None,
         **serve,
     ):
@@ -163,9 +164,8 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
         (group,) = geometry.group_layers(layers, page_size)
         topology = Topology(tp, dcp, interleave)
         nbytes = geometry.envelope.build(group, topology, 0, order).nbytes
-        solved = budget.solve(
-            (group,), topology, [budget.limit("memory", pages * nbytes)], order=order
-        )
+        limits = [budget.limit("memory", pages * nbytes)]
+        solved = budget.solve((group,), topology, limits, order=order, kind=kind)
         config = {"max_batch": 4, "max_length": 128, "prefill_chunk": 16}
         config |= {"batches": (4,), "chunks": (16,), **serve}
         return engines.Engine(

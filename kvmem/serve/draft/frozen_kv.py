@@ -7,6 +7,10 @@ target writes the same rows again when it verifies. The law: a turn changes no b
 the target's pages but the slots of accepted tokens, and draft and target share one
 table, so nothing of the draft can be stale, lost or another tenant's.
 
+A tree (topk > 1) has a chain for each of the likeliest tokens, all of equal length; it
+is drafted as topk one-token sequences a request, and runs on split pools alone, whose
+rows are moved one by one.
+
     FrozenKV(layers=2, draft_tokens=3).start(engine)
 """
 
@@ -17,7 +21,9 @@ from typing import ClassVar
 from kvmem import errors, settings
 from kvmem.geometry import LifecycleGroup
 from kvmem.model import cut
-from kvmem.serve.draft import chain
+from kvmem.model.spec import ModelSpec
+from kvmem.serve.buckets import Bucket
+from kvmem.serve.draft import chain, trees
 from kvmem.serve.draft.protocol import Forgetful, Proposal, Target
 from kvmem.serve.request import Sequence
 from kvmem.serve.step import Stepper
@@ -32,18 +38,30 @@ class FrozenKV:
 
     Args:
         layers: of the target, from its first; None: half of them.
-        draft_tokens: tokens proposed for a sequence at most.
+        draft_tokens: tokens proposed for a sequence at most, of all chains together.
+        topk: chains of a sequence.
 
     Raises:
-        ConfigError: a count below one.
+        ConfigError: a count below one, or chains of unequal length.
     """
 
     layers: int | None = None
     draft_tokens: int = 4
+    topk: int = 1
     groups: ClassVar[tuple[LifecycleGroup, ...]] = ()
 
     def __post_init__(self):
-        settings.require_positive(layers=self.layers, draft_tokens=self.draft_tokens)
+        settings.require_positive(
+            layers=self.layers, draft_tokens=self.draft_tokens, topk=self.topk
+        )
+        if self.draft_tokens % self.topk:
+            raise errors.ConfigError(
+                errors.say(
+                    f"{self.draft_tokens} drafted tokens in {self.topk} chains",
+                    "the chains of a tree are equally long",
+                    f"Draft a multiple of {self.topk} tokens",
+                )
+            )
 
     def start(self, target: Target) -> "FrozenKVProposer":
         """Cut the target, and compile its steps when they are first run.
@@ -62,7 +80,9 @@ class FrozenKVProposer(Forgetful):
     needs_room = True
 
     def __init__(self, facts: FrozenKV, target: Target):
-        self.num_drafted = facts.draft_tokens
+        self.num_drafted, self.width = facts.draft_tokens, facts.topk
+        if self.width > 1:
+            _require_rows(target)
         layers = facts.layers or -(-cut.num_layers(target.model.spec) // 2)
         model = cut.first_layers(target.model, layers)
         _require_no_states(target, model)
@@ -84,6 +104,8 @@ class FrozenKVProposer(Forgetful):
             for s in sequences
         ]
         target.pool = target.table.apply(target.pool)
+        if self.width > 1:
+            return self._tree(feeds, most)
         target.pool, chains, _ = chain.draw(
             self._stepper,
             target.pool,
@@ -92,27 +114,73 @@ class FrozenKVProposer(Forgetful):
             most,
             chain.keys_of(sequences),
         )
-        return Proposal(
-            tuple(each.tokens if each.is_sound else () for each in chains),
-            faults={
-                at: chain.NO_NUMBERS
-                for at, each in enumerate(chains)
-                if not each.is_sound
-            },
+        return _proposal(chains)
+
+    def _tree(self, feeds: list[Feed], most: ListLike[int]) -> Proposal:
+        """Draw chains of equal length behind each sequence."""
+        target, lengths = self._target, [count // self.width for count in most]
+        target.pool, chains = trees.draw(
+            self._stepper, target.pool, feeds, target.buckets, lengths, self.width
         )
+        return _proposal(chains)
+
+    @property
+    def num_traces(self) -> dict[Bucket, int]:
+        """How often a step of the draft was traced, a bucket."""
+        return dict(self._stepper.num_traces)
 
     def warm_up(self) -> int:
         """Compile a step for every batch and width."""
         target, before = self._target, sum(self._stepper.num_traces.values())
-        for rows in target.buckets.batches:
-            for pages in target.buckets.pages:
-                bucket = self._bucket(rows, pages * target.buckets.page_size)
-                batch = self._stepper.pack((), bucket)
-                target.pool, _ = self._stepper(target.pool, batch)
+        sizes = target.buckets
+        plain = [
+            self._bucket(rows, pages * sizes.page_size)
+            for rows in sizes.batches
+            for pages in sizes.pages
+        ]
+        wide = [
+            bucket._replace(rows=bucket.rows * self.width, chains=self.width)
+            for bucket in plain
+        ]
+        for bucket in dict.fromkeys([*plain, *wide]):
+            batch = self._stepper.pack((), bucket)
+            target.pool, _ = self._stepper(target.pool, batch)
         return sum(self._stepper.num_traces.values()) - before
 
     def _bucket(self, rows: int, length: int):
         return self._target.buckets.decode(rows, length)
+
+
+def _proposal(chains: list[chain.Chain]) -> Proposal:
+    """Return what was drawn by numbers; the rest are faults."""
+    return Proposal(
+        tuple(each.tokens if each.is_sound else () for each in chains),
+        faults={
+            at: chain.NO_NUMBERS for at, each in enumerate(chains) if not each.is_sound
+        },
+    )
+
+
+def _require_rows(target: Target) -> None:
+    """Refuse a tree where rows cannot be moved one by one."""
+    kinds = {group.lifecycle.kind for group in target.groups}
+    laws = {
+        "a unified pool serves a linear draft chain only": target.budget.kind
+        == "split",
+        "the accepted rows of full attention alone can be moved": kinds == {"full"}
+        and len(target.groups) == 1
+        and isinstance(target.model.spec, ModelSpec),
+        "a token lies whole on one rank of each head shard": target.topology.dcp == 1,
+    }
+    broken = [law for law, holds in laws.items() if not holds]
+    if broken:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                "a tree of drafted tokens",
+                "; ".join(broken),
+                'Use topk = 1, or pool.kind = "split" for a model of full attention',
+            )
+        )
 
 
 def _require_no_states(target: Target, model) -> None:

@@ -71,15 +71,14 @@ def judged(
         ]
         return _chosen(logits, own, buckets, True), spelled
     ahead = [
-        Choice(row.sequence, last + 1 - row.count + step, step)
+        Choice(row.sequence, last + 1 - row.count + at, depth)
         for _, row, last in drafted
-        for step in range(row.count)
+        for at, depth in enumerate(_depths(row))
     ]
     chosen = _chosen(logits, [*own, *ahead], buckets, bool(drafted))
     found, at = [], len(own)
     for _, row, _ in drafted:
-        mine = chosen[at : at + row.count]
-        found.append(mine[: run_of(row.drafts, [token for token, _ in mine])])
+        found.append(_run(row, chosen[at : at + row.count]))
         at += row.count
     return chosen[: len(own)], found
 
@@ -96,6 +95,28 @@ def run_of(drafts: ListLike[int], chosen: ListLike[int]) -> int:
         if drafted != token:
             return at + 1
     return len(chosen)
+
+
+def _depths(row: Row) -> list[int]:
+    """Return how many drafted tokens stand before the choice of each place."""
+    if row.chains is None:
+        return list(range(row.count))
+    return [0, *list(range(1, row.chains.length + 1)) * row.chains.count]
+
+
+def _run(row: Row, chosen: list[Chosen]) -> list[Chosen]:
+    """Return the choices that are emitted: of a tree, along the chain that begins with
+    the first of them."""
+    if row.chains is None:
+        return chosen[: run_of(row.drafts, [token for token, _ in chosen])]
+    length = row.chains.length
+    begins = row.drafts[::length]
+    if chosen[0][0] not in begins:
+        return chosen[:1]
+    first = begins.index(chosen[0][0]) * length
+    drafts = row.drafts[first : first + length]
+    mine = [chosen[0], *chosen[1 + first : 1 + first + length]]
+    return mine[: run_of(drafts, [token for token, _ in mine])]
 
 
 def _chosen(

@@ -57,7 +57,7 @@ def draft_of(
         return NGram(plan.num_drafted, *matches)
     layers = layers or -(-cut.num_layers(model.spec) // 2)
     if plan.algorithm == "frozen_kv":
-        return FrozenKV(layers, plan.num_drafted)
+        return FrozenKV(layers, plan.num_drafted, plan.width)
     if plan.algorithm == "two_engine":
         small = small or cut.first_layers(model, layers)
         nbytes = solved.draft_pages * solved.draft_page_nbytes

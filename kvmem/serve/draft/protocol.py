@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 import jax
 
 from kvmem import pool as pools
+from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Term, Topology
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve.buckets import Buckets, ServeConfig
@@ -65,6 +66,7 @@ class Target(Protocol):
     stepper: Stepper
     table: PageTable
     pool: pools.Pool
+    budget: Budget
     executor: str
     poison: bool
 
@@ -74,10 +76,12 @@ class Proposer(Protocol):
 
     `num_drafted` is the most that it proposes for a sequence; `wants_features` asks for
     hidden rows of every token that the target reads; `needs_room` says that it writes
-    into the target's pages, in the slots of the tokens that it will propose.
+    into the target's pages, in the slots of the tokens that it will propose. It
+    proposes `width` chains of equal length, one behind the other; 1: a linear chain.
     """
 
     num_drafted: int
+    width: int
     wants_features: bool
     needs_room: bool
 
@@ -142,6 +146,7 @@ class Forgetful:
     num_drafted: int
     wants_features = False
     needs_room = False
+    width = 1
 
     def begin(self, sequence: Sequence, may_wait: bool) -> bool:
         """Let it run: it needs no room."""

@@ -20,6 +20,7 @@ from kvmem.serve.draft import room
 from kvmem.serve.draft.counts import DraftCounts
 from kvmem.serve.draft.protocol import Proposer
 from kvmem.serve.draft.rejection import Proposed
+from kvmem.serve.draft.trees import Mover
 from kvmem.serve.draft.wipe import Wiper
 from kvmem.serve.request import Sequence
 from kvmem.serve.scheduler import Scheduler
@@ -42,10 +43,20 @@ class Verifier:
         proposer: who drafts.
         scheduler: whose sequences; its table's pages take the drafted rows.
         wiper: zeroes what rejected rows wrote.
+        mover: puts accepted rows of a tree behind each other.
+        capacity: tokens of the longest row of a table.
     """
 
-    def __init__(self, proposer: Proposer, scheduler: Scheduler, wiper: Wiper):
+    def __init__(
+        self,
+        proposer: Proposer,
+        scheduler: Scheduler,
+        wiper: Wiper,
+        mover: Mover | None,
+        capacity: int,
+    ):
         self.proposer = proposer
+        self._mover, self._capacity = mover, capacity
         self.counts = DraftCounts()
         self.proposed: Proposed | None = None  # what the last proposal was drawn from
         self._scheduler, self._table, self._wiper = scheduler, scheduler.table, wiper
@@ -94,6 +105,21 @@ class Verifier:
                 rows.append(Row(row.sequence, row.start, num_emitted))
         return Work("decode", tuple(rows)) if rows else None
 
+    def move(self, pool: pools.Pool, settled: ListLike[Settled]) -> pools.Pool:
+        """Donates `pool`. Put the accepted rows of a later chain into the slots of the
+        first, which are those behind the text."""
+        moves = []
+        for row, num_emitted in settled:
+            at = self._chain_of(row)
+            if row.chains is None or at == 0:
+                continue
+            first, length, _ = row.chains
+            moves += [
+                (*self._slot(row, first + at * length + step), *self._slot(row, to))
+                for step, to in enumerate(range(first, first + num_emitted - 1))
+            ]
+        return self._mover(pool, 0, moves) if moves else pool
+
     def settle(self, settled: ListLike[Settled]) -> None:
         """Count what was emitted, and give back the pages without an accepted token."""
         for row, num_emitted in settled:
@@ -121,15 +147,17 @@ class Verifier:
         """
         if not sequence.output_ids:
             return 0
-        left = sequence.max_length - len(sequence.tokens) - 1
-        most = min(self.proposer.num_drafted, left)
+        length, width = len(sequence.tokens), self.proposer.width
+        left = min(sequence.max_length - 1 - length, (self._capacity - length) // width)
+        most = min(self.proposer.num_drafted, left * width)
         if self._table.has_states and self._scheduler.prefix_cache:
             most = min(most, -len(sequence.tokens) % self._table.page_size)
         return max(0, most)
 
     def _reserve(self, sequence: Sequence, most: int) -> int:
-        """Make room for up to `most` tokens more; say for how many."""
-        return room.widen(self._table, sequence.held, len(sequence.tokens), most)
+        """Make room for up to `most` tokens more, of whole levels; say for how many."""
+        found = room.widen(self._table, sequence.held, len(sequence.tokens), most)
+        return found - found % self.proposer.width
 
     def _widened(self, row: Row, tokens: tuple[int, ...], most: int) -> Row:
         """Return the row with as many of the tokens as find room.
@@ -148,7 +176,21 @@ class Verifier:
         written = len(sequence.tokens) + most if self.proposer.needs_room else length
         if count < len(tokens) or written > length:
             self._cut(held, length, written)
-        return row._replace(count=row.count + count, drafts=tuple(tokens[:count]))
+        drafts, width = tuple(tokens[:count]), self.proposer.width
+        return row._replace(count=row.count + count, drafts=drafts, width=width)
+
+    def _chain_of(self, row: Row) -> int:
+        """Return which of a row's chains the token behind its own one begins."""
+        if row.chains is None:
+            return 0
+        first, length, _ = row.chains
+        begins = row.drafts[::length]
+        token = row.sequence.tokens[first]
+        return begins.index(token) if token in begins else 0
+
+    def _slot(self, row: Row, place: int) -> tuple[int, int]:
+        ordinal, slot = divmod(place, self._table.page_size)
+        return row.sequence.held.columns[0][ordinal], slot
 
     def _cut(self, held, length: int, written: int) -> None:
         """Give back whole pages of rejected rows; note the one that holds others."""
