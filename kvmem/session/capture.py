@@ -14,8 +14,6 @@ runtime; without one the scope around the call does.
 """
 
 import contextlib
-import difflib
-import hashlib
 import json
 import threading
 from collections import OrderedDict
@@ -23,13 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvmem import errors
-from kvmem.session import message
+from kvmem.session import marks, message
 
-__all__ = ["Capture", "Pushed", "Transport", "append", "marked", "marks", "unsent"]
+__all__ = ["Capture", "Pushed", "Transport", "append"]
 
 ResolveFn = Callable[[Any], str | None]  # a frozen runtime -> an actor, or a session
 
-_SOURCE = "capture"
 _MAX_CURSORS = 1024  # known in this process; others are read from the log again
 _MAX_BATCH_NBYTES = 900_000  # below what the service takes, with room for the frame
 _MAX_TRIES = 3
@@ -158,10 +155,10 @@ class Capture:
 
     def _push(self, messages: Sequence, session: str, actor: str | None) -> Pushed:
         """Send what is unknown, batch by batch; the cursor follows the answers."""
-        new = [marked(each) for each in messages]
+        new = [marks.marked(each) for each in messages]
         cursor, sent = self._cursor(session, actor), 0
         with cursor.lock:
-            missing = unsent(cursor.seen, new, cursor.logged)
+            missing = marks.unsent(cursor.seen, new, cursor.logged)
             for batch in _batches([messages[i] for i in missing]):
                 last = cursor.logged[-1] if cursor.logged else None
                 after = len(cursor.logged)
@@ -208,50 +205,6 @@ def require_support(transport: Any) -> None:
         )
 
 
-def unsent(seen: Sequence[str], new: Sequence[str], logged: Sequence[str]) -> list[int]:
-    """Return which messages of a history are not captured yet, by their places.
-
-    A message with an id is known by id and content, wherever it stands; one without is
-    known by content and its place among its neighbours, so that a word that is said
-    again counts again.
-
-    Args:
-        seen: marks of the history as it was last.
-        new: marks of the history as it is now.
-        logged: marks of everything that was captured.
-    """
-    pairs = zip(seen, new, strict=False)
-    start = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if start is None:  # one begins with the other
-        start = min(len(seen), len(new))
-    named = {mark for mark in logged if not mark.endswith(":")}
-    matcher = difflib.SequenceMatcher(None, seen[start:], new[start:], autojunk=False)
-    matched = {
-        start + block.b + i
-        for block in matcher.get_matching_blocks()
-        for i in range(block.size)
-    }
-    return [i for i in range(start, len(new)) if not (i in matched or new[i] in named)]
-
-
-def marked(one: Mapping) -> str:
-    """Return the mark of a message: the digest of what it says, and its id."""
-    parsed = message.parse([_without_id(one)])[0]
-    said = json.dumps([parsed["role"], parsed["parts"]], sort_keys=True)
-    id_ = one.get("id") or ""
-    return f"{hashlib.sha256(said.encode()).hexdigest()[:32]}:{id_}"
-
-
-def marks(session: Any, actor: str | None, peer: str | None) -> list[str]:
-    """Return the marks of what a session's log holds of one actor and peer."""
-    start = f"{_SOURCE}:{peer or ''}:"
-    return [
-        each.sources[0].removeprefix(start)
-        for each in session.messages()
-        if each.actor == actor and each.sources and each.sources[0].startswith(start)
-    ]
-
-
 def append(
     session: Any,
     messages: Sequence[Mapping],
@@ -269,22 +222,14 @@ def append(
         Conflict: others were captured meanwhile, or the session is another one.
     """
     with session.place.locked(".capture"):
-        known = marks(session, actor, peer)
+        known = marks.in_log(session, actor, peer)
         if len(known) != after or (known and known[-1] != last):
             law = f"{len(known)} are captured, and another one is the last"
             asked = f"capture behind message {after} of session {session.id!r}"
             raise errors.Conflict(errors.say(asked, law, "Read the marks again"))
-        sources = [[f"{_SOURCE}:{peer or ''}:{marked(each)}"] for each in messages]
-        stored = [
-            _without_id(each) | {"sources": source}
-            for each, source in zip(messages, sources, strict=True)
-        ]
+        stored = [marks.sourced(each, peer) for each in messages]
         session.append(stored, peer=peer, actor=actor)
     return after + len(messages)
-
-
-def _without_id(one: Mapping) -> dict:
-    return {name: value for name, value in one.items() if name != "id"}
 
 
 def _batches(messages: Sequence[Mapping]) -> Iterator[list[Mapping]]:

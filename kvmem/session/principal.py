@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvmem.errors import Denied, say
-from kvmem.session import actors, capture, forget, ids, place, recall
+from kvmem.session import actors, capture, forget, ids, marks, place, recall
 from kvmem.session.asking import Mark, Recall, RenderFn, ask
 from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.identity import Identity
@@ -109,8 +109,8 @@ class Principal:
         actor: str | None = None,
     ) -> list[str]:
         """Return the marks of what was captured; see `capture`."""
-        marks = capture.marks(self.session(session), self.actor_of(actor), peer)
-        return marks[since:]
+        found = marks.in_log(self.session(session), self.actor_of(actor), peer)
+        return list(found[since:])
 
     def capture(
         self,

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from kvmem import errors
 from kvmem.session import SessionStore
-from kvmem.session.capture import Capture, marked, unsent
+from kvmem.session.capture import Capture
+from kvmem.session.marks import in_log, marked, unsent
 
 
 def said(words, named=True):
@@ -181,6 +182,19 @@ def test_a_deleted_session_is_not_filled_again(me):
         push(capture, ["a", "b"])
     me.session("s").create()
     assert push(Capture(me), ["a", "b"]) == 2
+
+
+def test_marks_that_are_known_are_of_this_session_and_no_other(tmp_path):
+    store = SessionStore.open(tmp_path, rules="openviking")  # no life has a number
+    session = store.principal("lab", "ann").session("s")
+    push(Capture(session.principal), ["a", "b"])
+    assert [m.partition(":")[2] for m in in_log(session, None, None)] == ["a", "b"]
+    session.append([{"role": "user", "content": "x", "sources": ["capture:x"]}])
+    session.delete()
+    assert in_log(session, None, None) == ()
+    push(Capture(session.principal), ["c", "d", "e"])
+    assert [m.partition(":")[2] for m in in_log(session, None, None)] == ["c", "d", "e"]
+    assert in_log(session, "A", None) == in_log(session, None, "wang") == ()
 
 
 def test_resolvers_are_asked_with_the_runtime_and_must_name_something(me):
