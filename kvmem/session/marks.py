@@ -63,7 +63,7 @@ def marked(one: Mapping) -> str:
 
 
 def sourced(one: Mapping, peer: str | None) -> dict:
-    """Return a message as it is appended: its mark is its source, its id is not kept."""
+    """Return a message as it is appended: its mark its source, its id not kept."""
     return _without_id(one) | {"sources": [f"{_SOURCE}:{peer or ''}:{marked(one)}"]}
 
 
