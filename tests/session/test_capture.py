@@ -104,6 +104,8 @@ def test_cursors_are_keyed_by_actor_session_and_peer(me):
                 capture = Capture(me, lambda _, actor=actor: actor, peer=peer)
                 assert push(capture, ["a", "b"], session=session) == 2
                 assert push(capture, ["a", "b"], session=session) == 0
+                again = Capture(me, lambda _, actor=actor: actor, peer=peer)
+                assert push(again, ["a", "b"], session=session) == 0
     found = me.session("s").messages()
     assert len(found) == 18
     assert {(m.actor, m.peer) for m in found} == {
