@@ -192,6 +192,7 @@ def test_marks_that_are_known_are_of_this_session_and_no_other(tmp_path):
     push(Capture(session.principal), ["a", "b"])
     assert [m.partition(":")[2] for m in in_log(session, None, None)] == ["a", "b"]
     session.append([{"role": "user", "content": "x", "sources": ["capture:x"]}])
+    assert in_log(session, None, "x") == ()  # a source of somebody else's making
     session.delete()
     assert in_log(session, None, None) == ()
     push(Capture(session.principal), ["c", "d", "e"])
