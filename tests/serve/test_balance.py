@@ -124,6 +124,16 @@ def test_a_few_texts_or_little_time_change_nothing(balanced):
     assert not timed.settle(room, holding=0)
 
 
+def test_shares_are_looked_at_as_often_as_said(balanced):
+    knobs = Knobs(recompute_every=3, min_samples=1, min_interval_s=0)
+    made, room = balanced(knobs=knobs), Kept()
+    changed = []
+    for _ in range(3):
+        made.observe(Text(16))
+        changed.append(made.settle(room, holding=0))
+    assert changed == [False, False, True]
+
+
 @pytest.mark.parametrize("made", [{"name": "static_split"}, {"only": 1}])
 def test_walls_stay_where_they_were_put(balanced, made):
     it, room = balanced(**made), Kept()
