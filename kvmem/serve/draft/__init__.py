@@ -1,19 +1,24 @@
 """Drafting: tokens are proposed, and the model verifies several of them in one step.
 
 Who proposes is a draft: frozen facts that an engine starts (`protocol`). One file a
-kind: `ngram` looks the text up in itself, `frozen_kv` runs the model's first layers on
-the model's own pages. The law of all: an engine emits the tokens
-that it would emit without a draft, greedy or sampled (`verifier`: a drafted token
-stands if it equals the choice for its place), and afterwards its pages, states and
-prefix cache are those that the emitted tokens alone would have left (`room`, `wipe`).
+kind: `ngram` looks the text up in itself; `two_engine` runs a smaller model on a pool
+of its own (`own_pages`, `chain`); `frozen_kv` runs the model's first layers on the
+model's own pages, in one chain or in several (`trees`).
+
+The law of all: an engine emits the tokens that it would emit without a draft (`judge`:
+a drafted token stands if it equals the choice for its place; where it was drawn with
+its probabilities, by exact rejection instead), and afterwards its pages, states and
+prefix cache are those that the emitted tokens alone would have left (`verifier`,
+`room`, `wipe`).
 
     engine = Engine(model, groups, solved, draft=NGram(draft_tokens=4))
     engine.generate("a b c d a b")
     engine.stats().drafting.tokens_per_step
 
-A new kind of draft is a frozen dataclass with `start(target)`, and a proposer of the
-protocol's verbs; `Forgetful` answers all but `propose`. What the target has of memory
-is reached through `target.pool`, `target.table` and each sequence's `held`.
+A new kind of draft is a frozen dataclass with `groups` and `start(target)`, and a
+proposer of the protocol's verbs; `Forgetful` answers all but `propose`. What the target
+has of memory is reached through `target.pool`, `target.table` and each sequence's
+`held`.
 """
 
 from kvmem.serve.draft.counts import DraftStats
