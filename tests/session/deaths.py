@@ -105,33 +105,23 @@ class Run:
         }
 
 
-def outcomes(disk, num_random: int) -> Iterator[tuple[str, object]]:
-    """Yield every disk that may be found after a death, with its name."""
-    yield "kill", disk.kill()
-    yield "power loss", disk.lose_power()
-    for seed in range(num_random):
-        yield f"power loss {seed}", disk.lose_power(random.Random(seed))
-
-
-def deaths(make_disk, script, num_random: int):
+def deaths(make_disk, script, num_random: int) -> Iterator[tuple[str, object, list]]:
     """Yield (how, disk, acknowledged answers) of every death."""
-    whole = Run(make_disk())
+    disk, answers, found = make_disk(), [], []
+
+    def watch(step, share, left):
+        found.append((step, share, left, list(answers)))
+
+    disk.watch = watch
     for op in script:
-        whole.do(op)
-    for at, step in enumerate(whole.disk.steps):
-        for tear in (None, 0.5, 1.0) if step.verb in ("append", "write") else (None,):
-            disk = make_disk()
-            disk.die_at, disk.tear = at, tear
-            answers = []
-            try:
-                for op in script:
-                    answers.append(Run(disk).do(op))
-            except BaseException as death:
-                if type(death).__name__ != "Crash":
-                    raise
-            for how, found in outcomes(disk, num_random):
-                where = f"{how} before step {at} ({step.verb} {step.path}), tear {tear}"
-                yield where, found, answers
+        answers.append(Run(disk).do(op))
+    for number, (step, share, left, acked) in enumerate(found):
+        cuts = [left.lose_power(random.Random(seed)) for seed in range(num_random)]
+        cuts = [left.lose_power(), *cuts]
+        where = f"before death {number} ({step.verb} {step.path}), {share} of it there"
+        yield f"kill {where}", left, acked
+        for each in cuts:
+            yield f"power loss {where}", each, acked
 
 
 def judged(make_disk, script, num_random: int = 2, twice: bool = False):

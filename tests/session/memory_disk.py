@@ -5,11 +5,13 @@ keeps all that was written; `lose_power` keeps what was synced, and of the rest 
 (`rng=None`) or, name by name and file by file, whatever a random choice says.
 """
 
-import copy
 import random
 from pathlib import Path
 
 from kvmem.session.io import OsIO, Step
+
+# How much of a write has reached its file when the process dies in it.
+TEARS = {"append": (0.5, 1.0), "write": (0.5,)}
 
 
 class Crash(BaseException):
@@ -30,7 +32,9 @@ class MemoryDisk(OsIO):
     """The verbs of `OsIO` on a tree in memory.
 
     `die_at` is the step before which the process dies; with `tear` a part of a write
-    has reached the file by then. `forgets(step)` says which syncs do nothing.
+    has reached the file by then. `watch(step, share, disk)` is shown what a death
+    before each step leaves, or one in the middle of a write. `forgets(step)` says which
+    syncs do nothing.
     """
 
     def __init__(self, root: Folder | None = None, forgets=lambda step: False):
@@ -38,13 +42,14 @@ class MemoryDisk(OsIO):
         self.forgets = forgets
         self.steps: list[Step] = []
         self.die_at, self.tear, self.is_dead = None, None, False
+        self.watch = None
         self.time, self.held = 0.0, set()
 
     # What the world does to it.
 
     def kill(self) -> "MemoryDisk":
         """Return the disk as another process finds it after this one was killed."""
-        return MemoryDisk(copy.deepcopy(self.root), self.forgets)
+        return MemoryDisk(_copied(self.root, {}), self.forgets)
 
     def lose_power(self, rng: random.Random | None = None) -> "MemoryDisk":
         """Return the disk as it may be found after a power cut."""
@@ -58,23 +63,30 @@ class MemoryDisk(OsIO):
         if self.die_at == len(self.steps):
             self.is_dead = True
             raise Crash
+        if self.watch:
+            self.watch(step, None, self.kill())
         self.steps.append(step)
         return action()
 
     def _put(self, verb: str, path: Path, data: bytes, fresh: bool) -> None:
-        def put(data=data):
-            folder, file = self._at(path.parent).entries, None
-            if path.name in folder:
-                file = folder[path.name]
-            elif not fresh:
-                raise FileNotFoundError(path)
-            else:
-                file = folder[path.name] = File()
-            file.data = data if fresh else file.data + data
-
+        step = Step(verb, path)
         if self.die_at == len(self.steps) and self.tear is not None:
-            put(data[: int(len(data) * self.tear)])
-        self.perform(Step(verb, path), put)
+            self._store(path, data[: int(len(data) * self.tear)], fresh)
+        if self.watch:
+            for share in TEARS[verb]:
+                torn = self.kill()
+                torn._store(path, data[: int(len(data) * share)], fresh)
+                self.watch(step, share, torn)
+        self.perform(step, lambda: self._store(path, data, fresh))
+
+    def _store(self, path: Path, data: bytes, fresh: bool) -> None:
+        folder = self._at(path.parent).entries
+        if path.name not in folder:
+            if not fresh:
+                raise FileNotFoundError(path)
+            folder[path.name] = File()
+        file = folder[path.name]
+        file.data = data if fresh else file.data + data
 
     def write(self, path, data):
         self._put("write", path, data, fresh=True)
@@ -183,6 +195,19 @@ class MemoryDisk(OsIO):
     def _move(self, old: Path, new: Path) -> None:
         node = self._at(old.parent).entries.pop(old.name)
         self._at(new.parent).entries[new.name] = node
+
+
+def _copied(node, known: dict):
+    """Return a copy; what is one file under two names stays one."""
+    if id(node) in known:
+        return known[id(node)]
+    new = known[id(node)] = type(node)()
+    if isinstance(node, File):
+        new.data, new.synced = node.data, node.synced
+        return new
+    for names, held in ((new.entries, node.entries), (new.synced, node.synced)):
+        names.update((name, _copied(each, known)) for name, each in held.items())
+    return new
 
 
 def _survived(node, rng: random.Random | None):
