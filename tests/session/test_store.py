@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kvmem.errors import ConfigError, FormatMismatch
-from kvmem.session import SessionStore
+from kvmem.session import Recall, SessionStore
 
 
 def say(text: str) -> list[dict]:
@@ -62,6 +62,32 @@ def test_a_principal_is_who_it_was_made_for(tmp_path):
         with pytest.raises(AttributeError):
             setattr(me, field, "bob")
     assert issubclass(dataclasses.FrozenInstanceError, AttributeError)
+
+
+def test_every_file_says_its_version_and_whose_it_is(tmp_path):
+    store = SessionStore.open(tmp_path)
+    session = store.principal("lab", "ann").session("S1")
+    session.append(say("x"))
+    session.commit()
+    session.append(say("y"))
+    session.chains.put(None, b"pages", 0)
+    store.principal("lab", "ann").session("gone").delete()
+    record = {"M": {"turn": 1}}
+    session.append(say("z"), carries=[Recall("r", (), "off", records=record)])
+    session.commit()
+    seen = set()
+    for path in tmp_path.rglob("*"):
+        if path.is_dir() or ".lock" in str(path.relative_to(tmp_path)):
+            continue
+        head = json.JSONDecoder().raw_decode(path.read_text())[0]
+        assert head["version"] == 1 and head["format"].startswith("kvmem.session."), (
+            path
+        )
+        if path.name != "store.json":
+            assert (head["account"], head["user"]) == ("lab", "ann")
+            assert head["session"] in ("S1", "gone")
+        seen.add(head["format"].split(".")[2])
+    assert seen == {"store", "log", "meta", "ledger", "chain", "generation", "archive"}
 
 
 def test_sessions_are_listed_by_their_own_ids(tmp_path):
