@@ -28,7 +28,9 @@ def test_a_plan_that_drafts_prints_its_gates_and_what_is_drafted(plan):
     assert code == 0
     for said in ("gates of drafting", "known algorithm", "allowed", "6 tokens a step"):
         assert said in out
-    assert "refused" not in out
+    assert "refused" not in out and "silent" not in out
+    silent = len(GATES) - out.count("allowed")
+    assert f"{silent} of {len(GATES)} gates of kvmem have nothing to say" in out
 
 
 def test_a_plan_that_drafts_nothing_prints_none(plan):
