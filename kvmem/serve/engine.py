@@ -17,7 +17,6 @@ from collections.abc import Sequence as ListLike
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from kvmem import errors
 from kvmem.blend import BlendConfig
@@ -26,23 +25,21 @@ from kvmem.geometry import LifecycleGroup, Topology
 from kvmem.manage import Knobs, Selection
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import sampler
+from kvmem.serve.answers import Answers
 from kvmem.serve.blending import Blender
 from kvmem.serve.buckets import Bucket, ServeConfig
 from kvmem.serve.draft.protocol import Draft
-from kvmem.serve.guard import Guard
 from kvmem.serve.identity import PLAIN, Identity
-from kvmem.serve.loop import Loop
-from kvmem.serve.page_table import Accounts
 from kvmem.serve.prompts import Prompt, as_prompts, as_token_ids, one_each
 from kvmem.serve.request import Delta, Output, SamplingParams, Sequence
 from kvmem.serve.requests import require_kept
-from kvmem.serve.stats import EngineStats, ResetReport
+from kvmem.serve.stats import ResetReport
 from kvmem.store import RecordStore
 
 __all__ = ["Engine"]
 
 
-class Engine(Loop):
+class Engine(Answers):
     """A model, its pool and its requests.
 
     Args:
@@ -104,7 +101,6 @@ class Engine(Loop):
             rebalance=rebalance,
             draft=draft,
         )
-        self._guard = Guard()
 
     def __enter__(self) -> "Engine":
         """Return the engine."""
@@ -118,21 +114,6 @@ class Engine(Loop):
         """Close the store, so that another process may write; requests may go on."""
         if self.recall is not None:
             self.recall.store.close()
-
-    @property
-    def has_work(self) -> bool:
-        """Say whether any request is not finished."""
-        return self.scheduler.has_work
-
-    @property
-    def accounts(self) -> Accounts:
-        """Where every page is."""
-        return self.table.accounts()
-
-    @property
-    def num_traces(self) -> dict[Bucket, int]:
-        """How often the step was traced, a bucket."""
-        return dict(self.stepper.num_traces)
 
     def generate(
         self,
@@ -363,52 +344,6 @@ class Engine(Loop):
                 )
             )
         return self.blender
-
-    def stats(self) -> EngineStats:
-        """Return what was found again and why not, and where every page is."""
-        return self._counts.stats(
-            self.accounts,
-            waiting=len(self.scheduler.waiting),
-            running=len(self.scheduler.running),
-            preempted=self.scheduler.num_preempted,
-            evicted_pages=self.table.num_evicted,
-            weights_epoch=self.scheduler.weights_epoch,
-            manager=self.balance.stats(self.table),
-            drafting=None if self.verifier is None else self.verifier.counts.stats(),
-        )
-
-    def take_output(self, request_id: int) -> Output:
-        """Return the output of a finished request, and forget it.
-
-        Raises:
-            InvalidId: the request is unknown, going, or was taken before.
-        """
-        return self._requests.take(request_id)
-
-    def records(
-        self, request_id: int, sample: int = 0
-    ) -> np.ndarray | dict[str, np.ndarray]:
-        """Return the token records of a going request: u8[num_computed, record].
-
-        A copy, in the canonical form: the same bytes at every topology and page size.
-        Of several groups, by their names: of a window the tokens whose pages are held,
-        the last of them the newest; of a state one record.
-
-        Raises:
-            InvalidId: the request or the sample is not going.
-        """
-        for sequence in self._requests.samples(request_id):
-            if sequence.sample == sample and sequence.vpages:
-                with self._guard("records"):
-                    self.pool = self.table.apply(self.pool)
-                    return self.records_of.export(self.pool, sequence)
-        raise errors.InvalidId(
-            errors.say(
-                f"records of request {request_id} sample {sample}",
-                "only a request that is going holds pages",
-                "Ask between its first step and its last",
-            )
-        )
 
     def warm_up(self, buckets: Iterable[Bucket] | None = None) -> int:
         """Compile steps before traffic; return how many were traced now.
