@@ -19,6 +19,7 @@ __all__ = ["VERBS", "main"]
 VERBS = {
     "plan": "Explain a budget: every claim, the rounding, and the limit that binds.",
     "generate": "Continue a prompt, printing text as it comes.",
+    "chat": "Chat in the terminal, with a memory that can be stopped and continued.",
     "store": "Look at a store of token records, verify it, tidy it, export a chain.",
     "sessions": "Serve sessions over HTTP, and make the keys of those who may ask.",
     "blend": "Check whether a model may reuse text that was computed elsewhere.",

@@ -57,9 +57,9 @@ class Options:
 class Reply:
     """One turn: what was answered, recalled and reused.
 
-    `saved_s` is the time that prefilling the reused tokens would have taken, at this
-    turn's own rate; None where it prefilled too few to tell. A turn that was said again
-    under its key is answered from the log, and has no output.
+    `saved_s` is the time that prefilling the reused tokens would have taken, at the
+    best rate of this conversation's turns; None in the first, which compiles. A turn
+    that was said again under its key is answered from the log, and has no output.
     """
 
     text: str
@@ -84,6 +84,7 @@ class Conversation:
         self.engine, self.session, self.actor = engine, session, actor
         self.options = options
         self.identity, self._facts = identity, facts
+        self._best_s: float | None = None  # a prefilled token; None: no turn yet
 
     def say(self, text: str, key: str | None = None) -> Reply:
         """Take a user's message and answer it.
@@ -154,6 +155,16 @@ class Conversation:
         made = Chain(self._facts, tokens, rows, (*prompt.spans, span))
         with contextlib.suppress(Conflict):  # the other's is as good: KV is a cache
             self.session.chains.put(self.actor, made.encode(), generation)
+
+    def saved(self, found: Resume, output: Output) -> float | None:
+        """Return the seconds that prefilling what a turn reused would have taken."""
+        fresh = found.num_prompt - found.num_reused
+        best, self._best_s = self._best_s, self._best_s or float("inf")
+        if fresh >= _LEAST_TIMED and output.first_token_s is not None:
+            self._best_s = min(self._best_s, output.first_token_s / fresh)
+        if best is None or self._best_s == float("inf"):
+            return None
+        return self._best_s * found.num_reused
 
     def _require_fits(self, parts: list, system_memories: tuple[dict, ...]) -> None:
         """Refuse a message that leaves no room for a reply, before it is logged."""
@@ -247,8 +258,5 @@ class TurnInProgress:
         seq = talk.log_reply(output, self._key)
         talk.keep(self._prompt, output, seq, self._generation)
         found = resume.of(self._judged, self._prompt.ids, output)
-        fresh = found.num_prompt - found.num_reused
-        saved = None
-        if fresh >= _LEAST_TIMED and output.first_token_s is not None:
-            saved = output.first_token_s / fresh * found.num_reused
+        saved = talk.saved(found, output)
         self.reply = Reply(output.text, self.recall, output, found, saved)

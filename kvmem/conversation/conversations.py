@@ -107,6 +107,19 @@ class Conversations:
         session.chains.drop(actor, generation)
         return self.collect()
 
+    def close(self) -> None:
+        """Close the engine's page store and the sessions' files."""
+        self.pages.close()
+        self.sessions.close()
+
+    def __enter__(self) -> "Conversations":
+        """Return the conversations."""
+        return self
+
+    def __exit__(self, *_) -> None:
+        """Close them."""
+        self.close()
+
     def _facts(self, salt: bytes) -> Facts:
         facts = self.pages.facts
         tag = chains.salt_tag(salt)
