@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import device_reports
-from pallas_kernels import dispatch, interpret, specs
+from pallas_kernels import dispatch, fillings, interpret, specs
 from pallas_kernels.specs import Case
 
 __all__ = ["Job", "perform"]
@@ -98,11 +98,11 @@ def _program(call: Callable, case: Case) -> Callable:
 
 def _checked(job: Job, case: Case, kernel: Callable, xla: dict[str, Callable]) -> dict:
     """Compare every program with the reference, byte for byte, on fillings alike."""
-    expected = xla["reference"](*specs.fill(case, job.seed))
+    expected = xla["reference"](*fillings.fill(case, job.seed))
     others = {name: call for name, call in xla.items() if name != "reference"}
     found = {"wrong_nbytes": 0, "of_nbytes": expected.size}
     for name, program in ({"": kernel} | others).items():
-        arrays = specs.fill(case, job.seed)
+        arrays = fillings.fill(case, job.seed)
         if job.interpreted and not name:
             result = interpret.run(_kernel(case), *arrays)
         else:
@@ -137,7 +137,7 @@ def _timed(job: Job, case: Case, kernel: Callable, xla: dict[str, Callable]) -> 
 
 def _seconds(job: Job, case: Case, program: Callable) -> float:
     """Return a call's time: many in a row, each on what the one before left."""
-    first, *rest = specs.fill(case, job.seed)
+    first, *rest = fillings.fill(case, job.seed)
     return _elapsed(job, program, first, rest, case.in_place)
 
 

@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import limits, records, ring, words
+from pallas_kernels import walk as walking
 from pallas_kernels.records import Layout, Tiles
 
 __all__ = ["host", "kernel", "reference", "supports"]
@@ -83,7 +84,7 @@ def kernel(
     run = plgpu.kernel(
         _body(shares, tiles, ring_of, into.shape[0], num_pages),
         out_type=(),
-        scratch_types=records.scratch(ring_of, shares, table, tiles),
+        scratch_types=walking.scratch(ring_of, shares, table, tiles),
         grid=(shares.blocks,),
         grid_names=("block",),
         interpret=interpret,
@@ -103,7 +104,7 @@ def _body(shares, tiles: Tiles, ring_of: ring.Slots, num_tokens: int, num_pages:
         # scratch: tiles u32[stages, rows, width], ids, table, barriers
         tile_ref, id_ref, run_ref, loaded, listed = scratch
         inputs, held = (ids_ref, table_ref, first_ref), (id_ref, run_ref, listed)
-        walk = records.walk(shares, tiles, num_tokens, inputs, held)
+        walk = walking.begin(shares, tiles, num_tokens, inputs, held)
 
         def load(k, slot):
             def row(s, _):

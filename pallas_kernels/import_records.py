@@ -19,7 +19,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import limits, lists, records, ring, words
-from pallas_kernels.records import Layout, Tiles, Walk
+from pallas_kernels import walk as walking
+from pallas_kernels.records import Layout, Tiles
+from pallas_kernels.walk import Walk
 
 __all__ = ["body", "host", "kernel", "reference", "ring_for", "supports"]
 
@@ -91,7 +93,7 @@ def kernel(
     run = plgpu.kernel(
         import_records,
         out_type=(),
-        scratch_types=records.scratch(ring_of, shares, table, tiles),
+        scratch_types=walking.scratch(ring_of, shares, table, tiles),
         grid=(shares.blocks,),
         grid_names=("block",),
         interpret=interpret,
@@ -126,7 +128,7 @@ def body(
     def move(moved, inputs, scratch):
         pages_ref, rows_ref = moved
         tile_ref, id_ref, run_ref, loaded, listed = scratch
-        walk = records.walk(
+        walk = walking.begin(
             shares, tiles, num_tokens, inputs, (id_ref, run_ref, listed)
         )
         load = (_words_loader if tiles.by_words else _rows_loader)(

@@ -20,8 +20,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import import_records, limits, lists, records, ring, words
-from pallas_kernels.records import Layout, Walk
+from pallas_kernels import walk as walking
+from pallas_kernels.records import Layout
 from pallas_kernels.rotation import Window
+from pallas_kernels.walk import Walk
 
 __all__ = ["host", "kernel", "reference", "supports"]
 
@@ -109,7 +111,7 @@ def kernel(
         out_type=(),
         scratch_types=(
             *(plgpu.SMEM((tiles.slots, window.columns), jnp.float32) for _ in split),
-            *records.scratch(ring_of, shares, table, tiles),
+            *walking.scratch(ring_of, shares, table, tiles),
             plgpu.Barrier(num_arrivals=len(split)),
         ),
         grid=(shares.blocks,),

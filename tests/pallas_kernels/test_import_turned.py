@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels import import_records, import_turned, interpret, rerope, rotation
-from pallas_kernels.records import Layout, Walk
+from pallas_kernels.records import Layout
+from pallas_kernels.walk import Walk
 
 NUM_PAGES = 4
 IDS = np.array([3, 9, 0, -1], np.int32)

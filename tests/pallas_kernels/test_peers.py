@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels import dispatch, peers, specs
+from pallas_kernels import dispatch, fillings, peers, specs
 
 CASES = {
     case.name: case
@@ -18,7 +18,7 @@ CASES = {
 def test_a_peer_gives_the_bytes_of_its_reference(name):
     case = CASES[name]
     module = dispatch.OPERATIONS[case.operation]
-    arrays = specs.fill(case, seed=5)
+    arrays = fillings.fill(case, seed=5)
     expected = jax.jit(lambda *a: module.reference(*a, **case.facts))(*arrays)
     found = jax.jit(case.peer)(*arrays)
     np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
@@ -33,7 +33,7 @@ def test_every_operation_that_finds_bytes_by_an_index_has_a_peer():
 
 def test_runs_at_other_distances_give_other_bytes():
     case = CASES["export_records-tiny_half"]
-    arrays = specs.fill(case, seed=5)
+    arrays = fillings.fill(case, seed=5)
     even = case.even._replace(count=1, page_step=case.model.page_nbytes)
     wrong = peers.of(case.operation, even._replace(record_step=128), **case.facts)
     expected = jax.jit(case.peer)(*arrays)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pallas_kernels import dispatch, specs
+from pallas_kernels import dispatch, fillings, specs
 
 
 def by_name(name: str) -> specs.Model:
@@ -37,7 +37,7 @@ def test_every_operation_has_cases_and_supports_them_all(models):
 
 def test_fillings_are_as_declared_and_ids_are_hostile():
     for case in specs.cases(by_name("tiny_latent"), 1 << 15, 6):
-        made = specs.fill(case, seed=3)
+        made = fillings.fill(case, seed=3)
         for array, argument in zip(made, case.arguments, strict=True):
             assert (array.shape, str(array.dtype)) == (argument.shape, argument.dtype)
         if case.operation == "gather_pages":
@@ -49,7 +49,7 @@ def test_fillings_are_as_declared_and_ids_are_hostile():
 
 def test_pages_of_a_filling_differ():
     (case, *_) = specs.cases(by_name("tiny_latent"), 1 << 18, 6)
-    pages = np.asarray(specs.fill(case, seed=3)[0])
+    pages = np.asarray(fillings.fill(case, seed=3)[0])
     assert len({page.tobytes() for page in pages}) == len(pages)
 
 
