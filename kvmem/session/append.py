@@ -38,7 +38,7 @@ class Appended(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Batches:
+class CheckedBatch:
     """One batch, checked."""
 
     parsed: tuple[dict, ...]
@@ -58,14 +58,14 @@ def checked(
     peer: str | None,
     actor: str | None,
     carries: Iterable[Recall | str],
-) -> Batches:
+) -> CheckedBatch:
     """Return a batch whose form is right, or raise ConfigError or InvalidId."""
     parsed = message.parse(messages, None if peer is None else ids.check_peer(peer))
     key = None if key is None else ids.check_key(key)
-    return Batches(parsed, key, actor, tuple(carries))
+    return CheckedBatch(parsed, key, actor, tuple(carries))
 
 
-def run(place: Place, generation: int | None, batch: Batches) -> Appended:
+def run(place: Place, generation: int | None, batch: CheckedBatch) -> Appended:
     """Append a batch; see the file's head."""
     with place.locked():
         tombstone.check(place, generation)
@@ -84,7 +84,7 @@ def run(place: Place, generation: int | None, batch: Batches) -> Appended:
 
 
 def _repeated(
-    place: Place, live: Log, batch: Batches, found: Batch, repair: Repair | None
+    place: Place, live: Log, batch: CheckedBatch, found: Batch, repair: Repair | None
 ) -> Appended:
     if found.digest != batch.digest:
         law = f"it was appended with another content, messages {found.first} on"
@@ -93,7 +93,7 @@ def _repeated(
     return Appended(found.first, found.stop, True, repair)
 
 
-def _stored(place: Place, live: Log, batch: Batches) -> list[dict]:
+def _stored(place: Place, live: Log, batch: CheckedBatch) -> list[dict]:
     """Return the messages as the log keeps them: with ids, time and actor."""
     now = meta.timestamp()
     common = {"created_at": now} | ({"actor": batch.actor} if batch.actor else {})
@@ -111,8 +111,8 @@ def _carried(place: Place, live: Log, carries: Sequence[Recall | str]) -> list[d
     A recall with mark="append" counts as served now, at this message.
     """
     requests = state.read(place).ledger.requests
-    now = live.clock._asdict()
-    now = {"turn": now.pop("messages"), **now, "idle": 0}
+    turn = meta.clock(place, live)
+    now = {"turn": turn, "turns": live.clock.turns, "tokens": live.clock.tokens}
     carried = []
     for each in carries:
         if isinstance(each, Recall):
@@ -124,7 +124,7 @@ def _carried(place: Place, live: Log, carries: Sequence[Recall | str]) -> list[d
             raise InvalidId(say(f"carries {each!r}", law, "Pass the Recall itself"))
         records = dict(kept.records)
         if not is_recorded:
-            records = {uri: {**record, **now} for uri, record in records.items()}
+            records = {u: {**record, **now, "idle": 0} for u, record in records.items()}
         actor = kept.actor if place.rules.ledger_by_actor else None
         carried.append({"id": name, "actor": actor, "records": records})
     return carried

@@ -109,15 +109,17 @@ def _key(asked: Ask, place: Place) -> str | None:
 
 
 def _cooled(asked: Ask, place: Place | None, found: State | None) -> frozenset[str]:
+    """Return what is held back; nothing where a live chain cannot be asked."""
     if found is None:
         return frozenset()
-    return cooldown.cooled(
-        asked.policy,
-        found.ledger,
-        place.identity.session,
-        _key(asked, place),
-        found.clock,
-    )
+    key, name = _key(asked, place), place.identity.session
+    try:
+        return cooldown.cooled(asked.policy, found.ledger, name, key, found.clock)
+    except Exception as error:  # whatever the owner of a chain may raise
+        if asked.policy.live is None:
+            raise
+        _logger.warning("recall: the live chain cannot be asked: %r", error)
+        return frozenset()
 
 
 def _replay(asked: Ask, found: State | None) -> Recall | None:

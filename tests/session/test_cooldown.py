@@ -94,6 +94,12 @@ def test_resident_holds_back_exactly_what_lies_in_the_chain(make_me):
     assert set(asked) == {("s", None)}
 
 
+def test_a_chain_that_cannot_be_asked_holds_nothing_back(make_me):
+    me = make_me("M")
+    for _ in range(2):
+        assert served(me, resident(lambda session, actor: 1 / 0)) == ["M"]
+
+
 def test_k12_a_commit_that_archives_the_span_frees_a_resident_memory_at_once(make_me):
     me = make_me("M")
     session = me.session("s")
