@@ -17,7 +17,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from kvmem.conversation import Conversation, Reply
 
 __all__ = ["Arguments", "run"]
+
+_Text = Annotated[
+    str, tyro.conf.arg(metavar="TEXT", help_behavior_hint="(default: none)")
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +61,8 @@ class Arguments(console.Common):
     root: str = "runs/chat"
     account: str = "local"
     user: str = "me"
-    actor: str | None = None
-    system: str | None = None
+    actor: _Text = ""
+    system: _Text = ""
     placement: Literal["tail", "system"] = "tail"
     memories: int = 4
     cooldown: int | Literal["resident"] = "resident"
@@ -85,7 +89,7 @@ def run(arguments: Arguments) -> int:
         me = sessions.principal(arguments.account, arguments.user)
         options = _options(arguments, sampling, conversations.resident(me))
         session = me.session(arguments.session)
-        _chat(conversations.open(session, arguments.actor, options))
+        _chat(conversations.open(session, arguments.actor or None, options))
     return console.DONE
 
 
@@ -104,7 +108,7 @@ def _options(arguments: Arguments, sampling: SamplingParams, resident):
     n = arguments.cooldown
     return Options(
         sampling=sampling,
-        system=arguments.system,
+        system=arguments.system or None,
         placement=arguments.placement,
         cooldown=resident if n == "resident" else messages(n),
         memories=arguments.memories,
