@@ -206,8 +206,9 @@ class TestWhatSharesDo:
             for seed in (1, 2)
         ]
 
-    def test_within_its_share_a_group_goes_by_age(self, full):
-        table = full(share=0.5)
+    @pytest.mark.parametrize("share", [0.5, 0.3])  # 0.3: one snapshot is beyond it
+    def test_within_its_share_a_group_goes_by_age(self, full, share):
+        table = full(share)
         assert self.found(table) == [[16, 16, 32]] * 2
         assert table.begin(Hit(0, ()), text(3, 24), step=24) is not None
         # 6 pages were short: the older text went, and the younger is whole
