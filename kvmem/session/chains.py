@@ -113,6 +113,15 @@ def manifests(place: Place) -> Mapping[str | None, bytes]:
     return found
 
 
+def drop_damaged(place: Place) -> None:
+    """Take away chains that nobody can read for what they hold; under the lock."""
+    folder = place.file(CHAINS)
+    for name in place.io.names(folder):
+        if _head(place, place.io.read(folder / name)) is None:
+            place.io.unlink(folder / name)
+            place.io.sync_dir(folder)
+
+
 def _file_name(actor: str | None) -> str:
     if actor is None:
         return _NOBODY + _SUFFIX

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kvmem.session import archive, ledger, lines, log, state
+from kvmem.session import archive, chains, ledger, lines, log, state
 from kvmem.session.files import TEMPORARY
 from kvmem.session.io import OsIO
 from kvmem.session.lines import Line
@@ -49,6 +49,7 @@ def in_session(place: Place, memory: Memory) -> int:
     """
     with place.locked():
         _drop_leftovers(place)
+        chains.drop_damaged(place)
         if not place.io.is_file(place.file(LOG)):
             return 0
         live, _ = log.mended(place, log.read(place))

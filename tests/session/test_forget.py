@@ -172,6 +172,17 @@ def test_a_session_that_cannot_be_cleaned_is_loud(me, spread):
         me.forget(spread.uri)
 
 
+def test_a_damaged_chain_that_may_hold_it_goes_and_others_stay(me, spread):
+    session = me.session("s")
+    session.chains.put("planner", b"pages", 0)
+    session.chains.put(None, WORDS.encode(), 0)
+    path = session.place.file("chains") / "user.chain"
+    path.write_bytes(path.read_bytes()[:-1])
+    me.forget(spread.uri)
+    me.store.close()
+    assert holders(me.store.root) == [] and session.chains.actors() == ("planner",)
+
+
 def test_a_bad_ledger_that_may_hold_it_goes(me, spread):
     path = me.session("s").place.file(LEDGER)
     path.write_bytes(path.read_bytes()[:-5])
