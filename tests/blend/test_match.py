@@ -136,7 +136,7 @@ def test_a_text_shorter_than_a_chunk_is_refused():
 
 
 def test_a_registered_text_does_not_change_with_its_callers_array():
-    tokens = np.arange(8)
+    tokens = np.arange(8, dtype=np.int32)
     made = library(tokens)
     tokens[:] = 0
     assert made.find(np.arange(8)) == (Run(0, 8, 0, 0),)

@@ -1,12 +1,13 @@
 """`kvmem blend check` measures a model against its own full recompute, and judges."""
 
+import dataclasses
 import json
 
 import pytest
 
 from kvmem import cli, config, errors
-from kvmem.blend import texts
-from kvmem.serve import SamplingParams
+from kvmem.blend import Verdict, texts
+from kvmem.serve import blend_check
 
 TINY = """
 [model]
@@ -82,23 +83,52 @@ def test_a_latent_model_is_checked_by_its_name_of_what_is_stale(toml, tmp_path, 
     assert 0 <= record["agreement"] <= 1 and record["kl"] >= 0
     assert record["blended_s"] > 0 and record["recomputed_s"] > 0
 
-    gated = [each for each in loose if each != "--set"]
-    engine = config.load(path, [*gated, f"blend.gate={out}"], env={}).engine()
-    engine.register("a text that is registered with this engine")
-    (output,) = engine.generate(
-        "So: a text that is registered with this engine", SamplingParams(max_tokens=1)
-    )
-    assert output.reused_tokens == 41, "all but the last"
-    with pytest.raises(errors.IncompatiblePlan, match="of ratio 0.15, and this is 0.2"):
-        sets = [*gated, f"blend.gate={out}", "blend.ratio=0.2"]
-        config.load(path, sets, env={}).engine()
+
+VERDICT = Verdict(
+    model_id="m" * 64,
+    kv_dtype="float32",
+    ratio=0.15,
+    check_layer=1,
+    stale_selector=(),
+    num_texts=2,
+    num_tokens=8,
+    agreement=0.95,
+    first_agreement=1.0,
+    kl=0.02,
+    blended_s=0.5,
+    recomputed_s=2.0,
+)
+STALE = ["--set", "blend.allow_stale_selector=true"]
 
 
-def test_a_model_below_the_limits_ends_with_1(toml, capsys, monkeypatch):
+@pytest.mark.parametrize(("agreement", "code"), [(0.95, 0), (0.85, 1)])
+def test_a_model_below_the_limits_ends_with_1(
+    toml, capsys, monkeypatch, agreement, code
+):
+    found = dataclasses.replace(VERDICT, agreement=agreement)
+    monkeypatch.setattr(blend_check, "check", lambda *_: found)
     path = toml("deepseek_v32", LATENT)
-    sets = ["--set", "blend.allow_stale_selector=true", "--set", "blend.max_kl=0"]
-    assert cli.main(["blend", "check", path, *sets, *SMALL, "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["passed"] is False
+    assert cli.main(["blend", "check", path, *STALE, *SMALL, "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["passed"] is (code == 0)
+    assert cli.main(["blend", "check", path, *STALE, *SMALL]) == code
+    said = capsys.readouterr().out
+    assert ("does not pass: 0.850 of the next tokens" in said) == (code == 1)
+    assert "blended is faster by" in said and "4.00" in said
+
+
+def test_an_engine_blends_by_the_record_of_its_own_model(toml, tmp_path):
+    path, record = toml("deepseek_v32", LATENT), tmp_path / "gate.json"
+    sets = ["blend.allow_stale_selector=true", f"blend.gate={record}"]
+    loaded = config.load(path, sets, env={})
+    model = loaded.model.load()
+    record.write_text(json.dumps(VERDICT.as_json()))
+    with pytest.raises(errors.IncompatiblePlan, match="of model_id mmmm"):
+        loaded.engine(model)
+    own = dataclasses.replace(VERDICT, model_id=model.model_id)
+    record.write_text(json.dumps(own.as_json()))
+    assert loaded.engine(model).blender.config == loaded.blend
+    with pytest.raises(errors.IncompatiblePlan, match="of ratio 0.15, and this is 0.2"):
+        config.load(path, [*sets, "blend.ratio=0.2"], env={}).engine(model)
 
 
 @pytest.mark.parametrize(
