@@ -248,7 +248,13 @@ class Config:
         for broken in check(self.spec_plan()):
             asked, law, cure = broken.advice
             faults.append((asked, law, f"{cure[0].lower()}{cure[1:]}"))
-        faults += drafting.unserved(self.spec_plan(), self.draft)
+        faults += drafting.unserved(
+            self.spec_plan(),
+            self.speculative,
+            self.draft,
+            self.spec,
+            self.store.root is not None or self.store.host_memory is not None,
+        )
         if cached not in floats:
             law = f"attention reads pages of {', '.join(floats)}"
             cure = f"set model.kv_dtype to {floats[1]}"

@@ -11,25 +11,60 @@ from kvmem import serve
 from kvmem.config.model import ModelConfig
 from kvmem.config.speculative import SpeculativeConfig
 from kvmem.model.loaded import LoadedModel
+from kvmem.model.spec import ModelSpec
 from kvmem.speculative import SpecPlan
 
 __all__ = ["draft_of", "unserved"]
 
-_SERVED = ("ngram", "two_engine", "frozen_kv")
+_SERVED = ("ngram", "two_engine", "frozen_kv", "mtp")
 
 
-def unserved(plan: SpecPlan, draft: ModelConfig | None) -> list[tuple[str, str, str]]:
-    """Return what a plan asks for that is planned and not run: asked, law, cure."""
+def unserved(
+    plan: SpecPlan,
+    asked: SpeculativeConfig,
+    draft: ModelConfig | None,
+    spec: object,
+    has_store: bool,
+) -> list[tuple[str, str, str]]:
+    """Return what is asked for that is planned and not run: asked, law, cure.
+
+    Args:
+        plan: of the engine.
+        asked: the table.
+        draft: the draft model's table.
+        spec: the target's facts.
+        has_store: whether records are to be kept beside the pool.
+    """
     faults = []
+    if plan.algorithm == "mtp":
+        faults += _unserved_layers(asked, spec, has_store)
     if draft is not None and plan.algorithm is None:
-        asked = f"draft.source = {draft.source!r}"
+        what = f"draft.source = {draft.source!r}"
         law = "a draft model proposes by an algorithm"
         cure = 'set speculative.algorithm to "two_engine", or leave [draft] out'
-        faults.append((asked, law, cure))
+        faults.append((what, law, cure))
     if plan.algorithm not in (None, *_SERVED):
-        asked = f"speculative.algorithm = {plan.algorithm!r}"
+        what = f"speculative.algorithm = {plan.algorithm!r}"
         law = f"this version drafts with {', '.join(_SERVED)} and plans the others"
-        faults.append((asked, law, "use one of them"))
+        faults.append((what, law, "use one of them"))
+    return faults
+
+
+def _unserved_layers(
+    asked: SpeculativeConfig, spec: object, has_store: bool
+) -> list[tuple[str, str, str]]:
+    """Return what draft layers of their own are not run with."""
+    faults = []
+    if not isinstance(spec, ModelSpec):
+        law = "draft layers have the shape of a target whose layers are all alike"
+        faults.append(('speculative.algorithm = "mtp"', law, "draft with ngram"))
+    if asked.weights is not None:
+        law = "this version draws draft layers from a seed"
+        cure = "leave speculative.weights out"
+        faults.append((f"speculative.weights = {asked.weights!r}", law, cure))
+    if has_store:
+        law = "what draft layers keep of a text has no part of a store"
+        faults.append(('speculative.algorithm = "mtp" and a store', law, "leave one"))
     return faults
 
 
@@ -58,5 +93,6 @@ def draft_of(
         layers=asked.layers,
         matches=(fewest, asked.max_match or max(3, fewest)),
         small=None if draft is None else draft.load(),
+        seed=asked.seed or 0,
         **facts,
     )

@@ -82,6 +82,8 @@ class DecoderLayer(nnx.Module):
 class Decoder(nnx.Module):
     """One rank's decoder; see `kvmem.model.parallel` for all ranks together."""
 
+    prefix = "layers."  # of its layers' names in an envelope
+
     def __init__(self, partition: Partition, weights: Mapping[str, jax.Array]):
         spec = partition.spec
         self.partition = partition
@@ -130,6 +132,7 @@ class Decoder(nnx.Module):
         num_logits: int = 1,
         num_features: int = 0,
         branches: Branches | None = None,
+        hidden: jax.Array | None = None,
     ) -> tuple[jax.Array, ...]:
         """Read new tokens after those in the pages; logits of the last ones of each.
 
@@ -149,6 +152,7 @@ class Decoder(nnx.Module):
                 returned too, m; 0: of none.
             branches: where new tokens stand that do not follow each other; None: they
                 do.
+            hidden: f32[S, Q, D] rows of the tokens before, which draft layers read.
 
         Returns:
             The pages, and f32[S, n, V] logits, this rank's rows of the vocabulary; of
@@ -156,14 +160,14 @@ class Decoder(nnx.Module):
         """
         spec = self.partition.spec
         (envelope,), (table,) = envelopes, tables
-        x = embedded(self.embed, tokens, axis_name)
+        x = self.enter(tokens, axis_name, hidden)
         places = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         positions = places if branches is None else branches.positions
         gaps = branches and (branches.gap_firsts, branches.gap_ends)
         cos, sin = angles(spec.rope, spec.head_dim, positions)
         lengths, asked = starts + num_new, max(num_logits, num_features)
         for index, layer in enumerate(self.layers):
-            name = f"layers.{index}"
+            name = f"{self.prefix}{index}"
             q, k, v = layer.heads(x, cos, sin)
             pages = write_rows(pages, envelope, name, k, v, table, starts, num_new)
             if index == spec.layers - 1:  # only the last tokens are asked for
@@ -176,6 +180,12 @@ class Decoder(nnx.Module):
             x = layer.mix(x, seen, axis_name)
         rows = self._logits(x[:, asked - num_logits :], axis_name)
         return pages, *answers(rows, x, num_features)
+
+    def enter(
+        self, tokens: jax.Array, axis_name: str | None, hidden: jax.Array | None
+    ) -> jax.Array:
+        """Return the rows [S, Q, D] that the first layer reads."""
+        return embedded(self.embed, tokens, axis_name)
 
     def dense(self, tokens: jax.Array, axis_name: str | None = None) -> jax.Array:
         """Read whole texts i32[S, Q] without a cache; f32[S, Q, V] logits of all."""

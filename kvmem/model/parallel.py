@@ -36,6 +36,8 @@ from kvmem.mesh import DCP, TP
 from kvmem.model.decoder import Decoder
 from kvmem.model.hybrid.decoder import HybridDecoder
 from kvmem.model.hybrid.partition import HybridPartition
+from kvmem.model.mtp import MtpPartition
+from kvmem.model.mtp_decoder import MtpDecoder
 from kvmem.model.ops import Split
 from kvmem.model.partition import Partition
 from kvmem.model.partitions import AnySpec, partition_of
@@ -50,7 +52,8 @@ StepFn = Callable[..., tuple[jax.Array, ...]]
 tables: a GroupTable a group) -> (pages, logits f32[S, V]); V counts the padded
 vocabulary. Keywords num_logits=n and num_features=m, both static, ask for logits
 f32[S, n, V] of the last n new tokens, and features f32[S, m, D] after them;
-branches=Branches(...) says where tokens stand that do not follow each other."""
+branches=Branches(...) says where tokens stand that do not follow each other, and
+hidden=f32[S, Q, D] are rows of the tokens before, which draft layers read."""
 
 
 @jax.tree_util.register_dataclass
@@ -152,11 +155,12 @@ def make_step(
         num_logits=1,
         num_features=0,
         branches=None,
+        hidden=None,
     ):
         _require_ranks(weights, pages, ranks.dcp)
         _require_tables(envelopes, tables)
         tables = tuple(map(_spread_over, tables, spreads))
-        batch = (tokens, starts, num_new, tables, branches)
+        batch = (tokens, starts, num_new, tables, branches, hidden)
         asked = _Asked(num_logits, num_features)
         if mesh is not None:
             return _on_mesh(mesh, ranks, asked, weights, pages, batch)
@@ -173,7 +177,11 @@ def page_sharding(mesh: Mesh | None) -> NamedSharding | None:
     return None if mesh is None else NamedSharding(mesh, _by_rank(mesh))
 
 
-_DECODERS = {Partition: Decoder, HybridPartition: HybridDecoder}
+_DECODERS = {
+    Partition: Decoder,
+    HybridPartition: HybridDecoder,
+    MtpPartition: MtpDecoder,
+}
 
 
 def _decoder(partition, own: Mapping[str, np.ndarray]) -> nnx.Module:
@@ -283,8 +291,9 @@ def _held(ranks, asked, axis_name, weights, pages, batch):
 def _rank_step(ranks, asked, axis_name, weights, pages, batch):
     """Run one rank's decoder; no rank axis."""
     decoder = nnx.merge(weights.graph, weights.split, weights.shared)
-    *batch, branches = batch
-    more = {} if branches is None else {"branches": branches}
+    *batch, branches, hidden = batch
+    given = {"branches": branches, "hidden": hidden}
+    more = {name: each for name, each in given.items() if each is not None}
     pages, logits, *features = decoder.paged(
         pages, ranks.envelopes, *batch, axis_name, *asked, **more
     )

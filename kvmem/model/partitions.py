@@ -10,6 +10,7 @@ No jax: the plan of a model is read without a device.
 from kvmem.geometry import Topology
 from kvmem.model.hybrid.partition import HybridPartition
 from kvmem.model.hybrid.spec import HybridSpec
+from kvmem.model.mtp import MtpPartition, MtpSpec
 from kvmem.model.partition import Partition
 from kvmem.model.spec import ModelSpec
 
@@ -25,5 +26,9 @@ def partition_of(spec: AnySpec, topology: Topology) -> AnyPartition:
     Raises:
         IncompatiblePlan: heads that this topology cannot divide, or token shards.
     """
-    made = {ModelSpec: Partition, HybridSpec: HybridPartition}
+    made = {
+        ModelSpec: Partition,
+        HybridSpec: HybridPartition,
+        MtpSpec: MtpPartition,
+    }
     return made[type(spec)](spec, topology)

@@ -347,7 +347,10 @@ def _require_records(
     if certified:
         law = "certified pages are those of one group of full attention"
         broken.append((law, "leave pool.certified out"))
-    if store is not None and not isinstance(store, PartedStore):
+    if store is not None and any(group.domain == "draft" for group in groups):
+        law = "what draft layers keep of a text has no part of a store"
+        broken.append((law, "leave the store out, or draft with another kind"))
+    elif store is not None and not isinstance(store, PartedStore):
         law = "windows, index keys and states are kept in parts beside the tokens"
         broken.append((law, "open it with PartedStore.open(..., parts_of(groups))"))
     elif store is not None and store.writable and len(store.parts) > 1:

@@ -52,6 +52,7 @@ class Batch:
     tables: tuple[jax.Array, ...]  # i32[S, M] a group: virtual pages, null beyond
     firsts: tuple[jax.Array | None, ...]  # i32[S] a window: see `pool.GroupTable`
     branches: Branches | None  # where tokens do not follow each other; None: they do
+    hidden: jax.Array | None  # f32[S, Q, D] rows of the tokens before, for draft layers
     bucket: Bucket = dataclasses.field(metadata={"static": True})
 
 
@@ -91,6 +92,7 @@ def step(
         num_logits=batch.bucket.logits,
         num_features=batch.bucket.features,
         branches=batch.branches,
+        hidden=batch.hidden,
     )
     return dataclasses.replace(pool, pages=pages), *answers
 
@@ -192,7 +194,7 @@ class Stepper:
                     firsts[own][at] = held.firsts[group] + unread
                 table[at, : len(vpages)] = vpages
         branches = _branches(feeds, starts, bucket)
-        return Batch(tokens, starts, num_new, tables, firsts, branches, bucket)
+        return Batch(tokens, starts, num_new, tables, firsts, branches, None, bucket)
 
     def _count(self, ranks, pool, weights, batch):
         self.num_traces[batch.bucket] += 1

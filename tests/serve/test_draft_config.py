@@ -87,7 +87,8 @@ def test_a_draft_model_of_its_own_takes_the_bytes_that_were_planned(plain):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"algorithm": "mtp"}, "plans the others"),
+        ({"algorithm": "dflash"}, "plans the others"),
+        ({"algorithm": "mtp"}, "all alike"),
         ({"algorithm": "frozen_kv", "topk": 2}, "linear"),
         (
             {"draft": ModelConfig(facts=settings.Table(FACTS), seed=2)},

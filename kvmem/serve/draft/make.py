@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from kvmem import errors
 from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
-from kvmem.model import cut
+from kvmem.model import cut, mtp
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve.draft.frozen_kv import FrozenKV
+from kvmem.serve.draft.mtp import MTP
 from kvmem.serve.draft.ngram import NGram
 from kvmem.serve.draft.own_pages import paid_for
 from kvmem.serve.draft.protocol import Draft
@@ -30,6 +31,7 @@ def draft_of(
     layers: int | None = None,
     matches: tuple[int, int] = (1, 3),
     small: LoadedModel | None = None,
+    seed: int = 0,
     groups: Sequence[LifecycleGroup] = (),
     solved: Budget | None = None,
     order: str = "head_major",
@@ -40,10 +42,12 @@ def draft_of(
         plan: that breaks no rule.
         model: the target.
         layers: of the target's first ones, for "frozen_kv", and for "two_engine"
-            without a model of its own; None: half of them.
+            without a model of its own; None: half of them. Draft layers of "mtp"; None:
+            one.
         matches: the fewest and the most tokens that "ngram" looks for.
         small: the model of "two_engine".
-        groups: of a draft with a pool of its own.
+        seed: that the layers of "mtp" are drawn from.
+        groups: of the draft, in the target's pool or in one of its own.
         solved: the budget, which pays for that pool.
         order: its page order.
 
@@ -55,6 +59,9 @@ def draft_of(
         return None
     if plan.algorithm == "ngram":
         return NGram(plan.num_drafted, *matches)
+    if plan.algorithm == "mtp":
+        drawn = mtp.draw(model, layers or 1, seed)
+        return MTP(drawn, tuple(groups), plan.num_drafted)
     layers = layers or -(-cut.num_layers(model.spec) // 2)
     if plan.algorithm == "frozen_kv":
         return FrozenKV(layers, plan.num_drafted, plan.width)
@@ -67,6 +74,6 @@ def draft_of(
         errors.say(
             f"a draft by {plan.algorithm!r}",
             "an engine runs what it has a proposer for",
-            "Use ngram, two_engine or frozen_kv",
+            "Use ngram, two_engine, frozen_kv or mtp",
         )
     )

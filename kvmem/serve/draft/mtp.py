@@ -1,0 +1,181 @@
+"""Draft layers in the target's own pool: multi-token prediction in one engine.
+
+Their groups stand behind the target's in one manager, so target and draft pages are
+handed out, shared, cached, rolled back and stored together, or not at all. After each
+step of the target the layers read its hidden rows, which writes their own keys and
+values of the same tokens; to propose, they go on from the last row, then from their
+own. The law: what they keep of a token follows from the text before it, whoever
+computed that.
+
+Behind a cached prefix or a fetched one no hidden row is at hand; one row of zeros
+stands in, so a proposal may be worse there, and no token is.
+
+    MTP(mtp.draw(model), groups, draft_tokens=3).start(engine)
+"""
+
+import dataclasses
+from collections.abc import Sequence as ListLike
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvmem import errors, settings
+from kvmem.geometry import LifecycleGroup
+from kvmem.model.loaded import LoadedModel
+from kvmem.serve import sampler
+from kvmem.serve.buckets import Bucket
+from kvmem.serve.draft.chain import NO_NUMBERS
+from kvmem.serve.draft.protocol import Forgetful, Proposal, Target
+from kvmem.serve.holding import Holding
+from kvmem.serve.request import Sequence
+from kvmem.serve.step import Batch, Stepper
+from kvmem.serve.work import Feed
+
+__all__ = ["MTP"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MTP:
+    """Facts of draft layers.
+
+    Args:
+        model: the layers, as `kvmem.model.mtp` makes them for the target.
+        groups: theirs, of domain "draft"; the engine's budget knows of them.
+        draft_tokens: tokens proposed for a sequence at most.
+    """
+
+    model: LoadedModel
+    groups: tuple[LifecycleGroup, ...]
+    draft_tokens: int = 4
+
+    def __post_init__(self):
+        settings.require_positive(draft_tokens=self.draft_tokens)
+
+    def start(self, target: Target) -> "MTPProposer":
+        """Put the layers where the target's weights are.
+
+        Raises:
+            IncompatiblePlan: layers of another shape than the target's.
+        """
+        mine, theirs = self.model.spec, target.model.spec
+        if (mine.hidden, mine.vocab) != (theirs.hidden, theirs.vocab):
+            raise errors.IncompatiblePlan(
+                errors.say(
+                    f"drafting with {self.model.source}",
+                    f"its rows have {mine.hidden} elements of {mine.vocab} tokens, the "
+                    f"target's {theirs.hidden} of {theirs.vocab}",
+                    "Make the draft layers for this target",
+                )
+            )
+        return MTPProposer(self, target)
+
+
+class MTPProposer(Forgetful):
+    """Draft layers behind one engine's model."""
+
+    wants_features = True
+    needs_room = True
+
+    def __init__(self, facts: MTP, target: Target):
+        self.num_drafted = facts.draft_tokens
+        self._target = target
+        self._stepper = Stepper(
+            facts.model,
+            facts.groups,
+            target.topology,
+            target.order,
+            target.executor,
+            target.groups,
+            len(target.own_groups),
+        )
+        self._zeros = jnp.zeros(facts.model.spec.hidden, jnp.float32)
+        # The row before the next token, and all rows of the last step, by holding.
+        self._tips: dict[Holding, jax.Array] = {}
+        self._rows: dict[Holding, jax.Array] = {}
+
+    def propose(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
+        """Go on from the target's last row of each sequence, then from one's own."""
+        target, longest = self._target, max(len(s.tokens) for s in sequences)
+        bucket = self._bucket(len(sequences), longest + max(most))
+        tokens = np.zeros((bucket.rows, 1), np.int32)
+        tokens[: len(sequences), 0] = [s.tokens[-1] for s in sequences]
+        tips = [self._tips.get(s.held, self._zeros) for s in sequences]
+        tips += [self._zeros] * (bucket.rows - len(tips))
+        hidden, tokens = jnp.stack(tips)[:, None], jnp.asarray(tokens)
+        target.pool = target.table.apply(target.pool)
+        chosen = []
+        for step in range(max(most)):
+            feeds = [
+                Feed((0,) if step < count else (), s.num_computed + step, s.held)
+                for s, count in zip(sequences, most, strict=True)
+            ]
+            batch = _with(self._stepper.pack(feeds, bucket), tokens, hidden)
+            target.pool, logits, hidden = self._stepper(target.pool, batch)
+            tokens = sampler.greedy(logits)[:, None]
+            chosen.append((tokens[:, 0], sampler.has_nan(logits)))
+        ids, wrong = (np.stack(each) for each in zip(*chosen, strict=True))
+        sound = [not wrong[:n, at].any() for at, n in enumerate(most)]
+        return Proposal(
+            tuple(
+                tuple(ids[:n, at].tolist()) if sound[at] else ()
+                for at, n in enumerate(most)
+            ),
+            faults={at: NO_NUMBERS for at, each in enumerate(sound) if not each},
+        )
+
+    def observe(self, feeds: ListLike[Feed], features: jax.Array) -> None:
+        """Read the same tokens behind the target's rows of those before them."""
+        target, width = self._target, features.shape[1]
+        longest = max(feed.end for feed in feeds)
+        pages = target.buckets.decode(len(feeds), longest).pages
+        bucket = Bucket(features.shape[0], width, pages, features=1)
+        counts = np.zeros(features.shape[0], np.int32)
+        counts[: len(feeds)] = [len(feed.tokens) for feed in feeds]
+        tips = [self._tips.get(feed.held, self._zeros) for feed in feeds]
+        tips += [self._zeros] * (features.shape[0] - len(tips))
+        rows = _from_the_left(features, counts)
+        batch = self._stepper.pack(feeds, bucket)
+        before = jnp.concatenate([jnp.stack(tips)[:, None], rows[:, :-1]], axis=1)
+        batch = _with(batch, batch.tokens, before)
+        target.pool, *_ = self._stepper(target.pool, batch)
+        for at, feed in enumerate(feeds):
+            self._rows[feed.held] = rows[at]
+            self._tips[feed.held] = rows[at, len(feed.tokens) - 1]
+
+    def accepted(self, sequence: Sequence, count: int) -> None:
+        """Go back to the row of the last token that stands."""
+        self._tips[sequence.held] = self._rows[sequence.held][count]
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget the rows of a sequence; its pages are given back with the target's."""
+        self._tips.pop(sequence.held, None)
+        self._rows.pop(sequence.held, None)
+
+    def warm_up(self) -> int:
+        """Compile what follows each declared bucket of the target."""
+        target, before = self._target, sum(self._stepper.num_traces.values())
+        hidden = self._zeros.shape[0]
+        for each in target.buckets.all():
+            bucket = Bucket(each.rows, each.tokens, each.pages, features=1)
+            batch = self._stepper.pack((), bucket)
+            rows = jnp.zeros((each.rows, each.tokens, hidden), jnp.float32)
+            batch = _with(batch, batch.tokens, rows)
+            target.pool, *_ = self._stepper(target.pool, batch)
+        return sum(self._stepper.num_traces.values()) - before
+
+    def _bucket(self, rows: int, length: int) -> Bucket:
+        return self._target.buckets.decode(rows, length)._replace(features=1)
+
+
+def _with(batch: Batch, tokens: jax.Array, hidden: jax.Array) -> Batch:
+    return dataclasses.replace(batch, tokens=tokens, hidden=hidden)
+
+
+@jax.jit
+def _from_the_left(features: jax.Array, counts: jax.Array) -> jax.Array:
+    """Bring the last c of n places of f32[S, n, D] to the left; behind are zeros."""
+    steps = jnp.arange(features.shape[1], dtype=jnp.int32)[None]
+    at = jnp.minimum(features.shape[1] - counts[:, None] + steps, features.shape[1] - 1)
+    rows = jnp.take_along_axis(features, at[..., None], axis=1)
+    return jnp.where((steps < counts[:, None])[..., None], rows, 0.0)
