@@ -14,6 +14,7 @@ from kvmem import settings
 from kvmem.model import presets
 
 
+@pytest.mark.long
 def test_the_smoke_config_runs_what_needs_no_peer(
     repo_root, tmp_path, monkeypatch, capsys
 ):

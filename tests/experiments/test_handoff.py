@@ -43,25 +43,21 @@ def test_what_two_ranks_wrote_one_and_eight_continue(smoke, capsys):
     assert "What does a page" in shown and "records verified" in shown
 
 
-HYBRIDS = [
-    "qwen3_next",
-    *(
-        pytest.param(name, marks=pytest.mark.long)
-        for name in ("gpt_oss", "gemma3", "deepseek_v32")
-    ),
-]
+HYBRIDS = ("qwen3_next", "gpt_oss", "gemma3", "deepseek_v32")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_all_that_the_groups_of_a_model_keep_is_handed_over(smoke, name):
     code, record = smoke(f"handoff_{name}")
     assert code == 0 and record["ok"]
     names = [check["name"] for check in record["checks"]]
+    last = "TP=2 DCP=2" if name == "gpt_oss" else "TP=4"
     assert {
         "tokens continued at TP=1 page 16",
         "records verified at TP=1 page 16",
-        "tokens continued at TP=4 page 4",
-        "records verified at TP=4 page 4",
+        f"tokens continued at {last} page 4",
+        f"records verified at {last} page 4",
     } <= set(names)
 
 

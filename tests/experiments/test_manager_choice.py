@@ -16,6 +16,7 @@ from kvmem.config import ModelConfig
 NAMES = ("grouped", "static_split")
 
 
+@pytest.mark.long
 def test_the_smoke_config_runs_whole(repo_root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     smoke = repo_root / "configs" / "smoke" / "manager_choice.toml"

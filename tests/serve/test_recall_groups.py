@@ -41,6 +41,7 @@ def open_parts(tmp_path, hybrid_model):
         each.close()
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 5, 31, 32])
 def test_a_text_is_resumed_by_an_engine_that_never_saw_it(
@@ -65,7 +66,7 @@ def test_a_text_is_resumed_by_an_engine_that_never_saw_it(
     ("kind", "tp", "page_size"),
     [
         ("window", 4, 8),
-        ("state", 2, 16),
+        pytest.param("state", 2, 16, marks=LONG),
         pytest.param("window", 1, 2, marks=LONG),
         pytest.param("indexer", 4, 8, marks=LONG),
     ],
@@ -266,7 +267,7 @@ def test_what_could_not_be_kept_is_refused_in_words(hybrid_engine, open_parts):
             hybrid_engine("state", store=kept.stores["base"])
 
 
-@pytest.mark.parametrize("kind", [pytest.param("window", marks=LONG), "state"])
+@pytest.mark.parametrize("kind", ["window", pytest.param("state", marks=LONG)])
 def test_engines_that_come_and_go_answer_as_if_none_had_ever_ended(
     hybrid_engine, hybrid_dense, open_parts, kind
 ):
