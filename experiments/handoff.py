@@ -180,14 +180,14 @@ def _processes(config: Config, prompt: tuple[int, ...]):
                 chunk_tokens=config.chunk_tokens,
                 repetitions=config.repetitions,
             )
-            name = f"{role} at TP={side.tp} page {side.page_size}"
+            name = f"{role} at {_label(side)}"
             result = run_role(
                 job, lambda what: bar.update(task, description=f"{name}: {what}")
             )
             bar.advance(task)
             return result
 
-        alone = dataclasses.replace(config.writer, tp=1)
+        alone = dataclasses.replace(config.writer, tp=1, dcp=1)
         know = perform("know", alone, prompt, 2 * config.tokens)
         write = perform("write", config.writer, prompt, config.tokens)
         longer = (*prompt, *write["output_ids"])
@@ -205,9 +205,7 @@ def _checks(config, prompt_tokens, know, write, reads) -> Iterator[Check]:
         know["output_ids"][config.tokens :],
     )
     margins = know["margins"]
-    yield _tokens_equal(
-        f"tokens written at TP={config.writer.tp}", write, first, margins
-    )
+    yield _tokens_equal(f"tokens written at {config.writer}", write, first, margins)
     whole = (prompt_tokens + config.tokens - 1) // config.chunk_tokens
     for side, read in reads:
         name = _label(side)
@@ -260,15 +258,12 @@ def _measurements(reads) -> dict[str, float]:
     """Return the times to a first token, and their median ratio in turns."""
     found = {}
     for side, read in reads:
-        times = read["first_token_s"]
+        times, name = read["first_token_s"], f"tp{side.tp}"
+        name += f"dcp{side.dcp}" * (side.dcp > 1)
         turns = zip(times["prefilled"], times["resumed"], strict=True)
-        found[f"tp{side.tp}_first_token_resumed_s"] = statistics.median(
-            times["resumed"]
-        )
-        found[f"tp{side.tp}_first_token_prefilled_s"] = statistics.median(
-            times["prefilled"]
-        )
-        found[f"tp{side.tp}_resumed_is_times_faster"] = statistics.median(
+        found[f"{name}_first_token_resumed_s"] = statistics.median(times["resumed"])
+        found[f"{name}_first_token_prefilled_s"] = statistics.median(times["prefilled"])
+        found[f"{name}_resumed_is_times_faster"] = statistics.median(
             slow / fast for slow, fast in turns
         )
     return found
@@ -279,7 +274,7 @@ def _show_conversation(config: Config, write: dict, reads) -> None:
     out = console.out()
     for message in config.conversation:
         out.print(f"[bold]{message.role}[/bold]: {message.content.strip()}\n")
-    out.print(f"[bold]assistant[/bold], TP={config.writer.tp}: {write['text'].strip()}")
+    out.print(f"[bold]assistant[/bold], {config.writer}: {write['text'].strip()}")
     for side, read in reads:
         out.print(f"[bold]… continued, {_label(side)}[/bold]:{read['text'].rstrip()}")
     out.print()
@@ -327,4 +322,4 @@ def _named(config: Config, know: dict, write: dict, reads) -> dict[str, dict]:
 
 
 def _label(side: Side) -> str:
-    return f"TP={side.tp} page {side.page_size}"
+    return f"{side} page {side.page_size}"

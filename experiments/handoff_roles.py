@@ -38,14 +38,25 @@ class Side:
     """One engine's share of the facts.
 
     Args:
-        tp: ranks.
-        page_size: tokens of a page.
+        tp: ranks that share the heads.
+        page_size: slots of a page; its tokens, where dcp is 1.
         pages: pages of the pool.
+        dcp: ranks that share the tokens, for each of tp.
     """
 
     tp: int
     page_size: int
     pages: int
+    dcp: int = 1
+
+    @property
+    def topology(self) -> Topology:
+        """The ranks."""
+        return Topology(self.tp, self.dcp)
+
+    def __str__(self) -> str:
+        """Name the side as tables do."""
+        return f"TP={self.tp}" + f" DCP={self.dcp}" * (self.dcp > 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +86,7 @@ def run_role(job: Job, on_progress: Callable[[str], None]) -> dict[str, Any]:
         Busy: the process ended without a result; its last words are in the message,
             all of them in the error's cause.
     """
-    flags = f"{_XLA_FLAGS.format(job.side.tp)} {_PATIENT}"
+    flags = f"{_XLA_FLAGS.format(job.side.topology.ranks)} {_PATIENT}"
     with (
         tempfile.TemporaryFile() as said,
         subprocess.Popen(
@@ -96,7 +107,7 @@ def run_role(job: Job, on_progress: Callable[[str], None]) -> dict[str, Any]:
             words = said.read().decode(errors="replace").strip()
             raise errors.Busy(
                 errors.say(
-                    f"the {job.role} process at TP {job.side.tp}",
+                    f"the {job.role} process at {job.side}",
                     f"it ended with code {child.returncode}: "
                     f"{words.rpartition(chr(10))[2] or 'without a word'}",
                     "Mend what it says, or run again with --debug to see all of it",
@@ -178,7 +189,7 @@ class Role:
         say("loading the model")
         self.config = Config(
             model=job.model,
-            topology=Topology(job.side.tp),
+            topology=job.side.topology,
             pool=PoolConfig(
                 page_size=job.side.page_size, pages=job.side.pages, checked=True
             ),
@@ -270,7 +281,7 @@ def perform(job: Job) -> dict[str, Any]:
     engine, budget = role.engine, role.config.budget()
     result |= {
         "text": engine.tokenizer.decode(result["output_ids"]),
-        "predicted_nbytes": budget.used_nbytes * job.side.tp,
+        "predicted_nbytes": budget.used_nbytes * job.side.topology.ranks,
         "pool_nbytes": engine.pool.pages.nbytes,
         "paddings": [str(padding) for padding in role.config.partition.paddings],
         "model_id": engine.model.model_id,
