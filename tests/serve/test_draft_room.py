@@ -66,6 +66,13 @@ def test_without_room_for_a_copy_nothing_is_drafted_and_nothing_changes():
     assert table.objections([held]) == ()
 
 
+@pytest.mark.parametrize(("pages", "may"), [(6, False), (7, True)])
+def test_the_copy_of_a_state_is_counted_before_a_text_begins(pages, may):
+    """A page of four tokens, and twice a state of three parts."""
+    table = table_of(FULL, STATE, pages=pages)
+    assert room.can_begin(table, NOTHING, 4, 4) is may
+
+
 @pytest.mark.parametrize(("headroom", "begin"), [(0, 2), (4, 1)])
 def test_a_sequence_begins_where_its_first_drafted_step_has_pages_too(
     new_sequence, headroom, begin
