@@ -34,6 +34,23 @@ def test_fewer_tokens_than_the_fewest_match_propose_nothing(new_sequence):
     assert (found.probs, dict(found.faults)) == (None, {})
 
 
+def test_a_wrong_proposal_asks_a_longer_match_of_the_next(new_sequence):
+    proposer = NGram(2, min_match=1, max_match=2).start(None)
+    sequence = new_sequence([3, 8, 5, 3])  # one token stood before, two did not
+    assert proposer.propose([sequence], [2]).tokens == ((8, 5),)
+    proposer.accepted(sequence, 0)
+    assert proposer.propose([sequence], [2]).tokens == ((),)
+    proposer.accepted(sequence, 0)  # a longer match than the longest is never asked
+    sequence.tokens.append(8)
+    assert proposer.propose([sequence], [2]).tokens == ((5, 3),)
+    proposer.accepted(sequence, 1)
+    sequence.tokens.append(3)
+    assert proposer.propose([sequence], [2]).tokens == ((8, 3),)
+    proposer.accepted(sequence, 0)
+    proposer.forget(sequence)
+    assert proposer.propose([sequence], [2]).tokens == ((8, 3),)
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [

@@ -3,7 +3,9 @@
 No model and no memory: the sequence's own tokens are searched for the latest earlier
 place of their last n, the longest n first, and what followed there is proposed. It
 costs next to nothing where a text repeats nothing, for then no token is drafted and the
-target's step is the plain one. Source: prompt lookup decoding (Saxena, 2023), which
+target's step is the plain one. A sequence whose last proposal was wrong from its first
+token needs a longer match for the next; one that was right in any may go by the
+shortest again. Source: prompt lookup decoding (Saxena, 2023), which
 transformers and vLLM have too.
 
     NGram(draft_tokens=4).start(engine).propose([sequence], [4])
@@ -63,16 +65,33 @@ class NGramProposer(Forgetful):
 
     def __init__(self, facts: NGram):
         self.num_drafted = facts.draft_tokens
-        self._lengths = range(facts.max_match, facts.min_match - 1, -1)
+        self._fewest, self._most = facts.min_match, facts.max_match
+        self._needs: dict[Sequence, int] = {}  # tokens of a match, if not the fewest
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
         """Propose what followed the latest earlier place of the last tokens."""
         return Proposal(
             tuple(
-                continuation(sequence.tokens, self._lengths, count)
+                continuation(sequence.tokens, self._lengths(sequence), count)
                 for sequence, count in zip(sequences, most, strict=True)
             )
         )
+
+    def accepted(self, sequence: Sequence, count: int) -> None:
+        """Ask more of the next match after a proposal that was wrong at once."""
+        if count:
+            self._needs.pop(sequence, None)
+        else:
+            needs = self._needs.get(sequence, self._fewest)
+            self._needs[sequence] = min(needs + 1, self._most)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget how it was guessed."""
+        self._needs.pop(sequence, None)
+
+    def _lengths(self, sequence: Sequence) -> range:
+        """Return the lengths of matches to look for, the longest first."""
+        return range(self._most, self._needs.get(sequence, self._fewest) - 1, -1)
 
 
 def continuation(
