@@ -27,7 +27,8 @@ _LANES = 32  # ids a device call carries; one trace a verb, whatever the number 
 class Books:
     """A ledger, which of its pages are cached, and what the device still owes.
 
-    `extents` are the physical pages of one virtual page of each group.
+    `extents` are the physical pages of one virtual page of each group. Who keeps bytes
+    of its own for virtual ids is told of copies by `on_copy(group, source, copy)`.
     """
 
     def __init__(self, ledger: pools.Ledger):
@@ -36,6 +37,7 @@ class Books:
         self.num_alone = [0 for _ in ledger.groups]
         self._is_cached = [np.zeros(group.num_vpages, bool) for group in ledger.groups]
         self._owed: list[tuple[str, int, tuple[int, ...], int]] = []
+        self.on_copy: Callable[[int, int, int], None] | None = None
 
     @property
     def num_evictable(self) -> int:
@@ -88,6 +90,8 @@ class Books:
             OutOfPages: no page is free for the copy; then nothing has changed.
         """
         child = self.ledger.fork(group, vpages, copied)
+        if self.on_copy is not None and copied < len(vpages):
+            self.on_copy(group, vpages[copied], int(child[copied]))
         self._owed.append(("fork", group, vpages, copied))
         return child.tolist()
 

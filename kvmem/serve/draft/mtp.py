@@ -32,7 +32,7 @@ from kvmem.serve.request import Sequence
 from kvmem.serve.step import Batch, Stepper
 from kvmem.serve.work import Feed
 
-__all__ = ["MTP"]
+__all__ = ["MTP", "MTPProposer", "require_rows", "with_rows"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,16 +58,7 @@ class MTP:
         Raises:
             IncompatiblePlan: layers of another shape than the target's.
         """
-        mine, theirs = self.model.spec, target.model.spec
-        if (mine.hidden, mine.vocab) != (theirs.hidden, theirs.vocab):
-            raise errors.IncompatiblePlan(
-                errors.say(
-                    f"drafting with {self.model.source}",
-                    f"its rows have {mine.hidden} elements of {mine.vocab} tokens, the "
-                    f"target's {theirs.hidden} of {theirs.vocab}",
-                    "Make the draft layers for this target",
-                )
-            )
+        require_rows(self.model, target)
         return MTPProposer(self, target)
 
 
@@ -80,15 +71,7 @@ class MTPProposer(Forgetful):
     def __init__(self, facts: MTP, target: Target):
         self.num_drafted = facts.draft_tokens
         self._target = target
-        self._stepper = Stepper(
-            facts.model,
-            facts.groups,
-            target.topology,
-            target.order,
-            target.executor,
-            target.groups,
-            len(target.own_groups),
-        )
+        self._stepper = self._stepper_of(facts, target)
         self._zeros = jnp.zeros(facts.model.spec.hidden, jnp.float32)
         # The row before the next token, and all rows of the last step, by holding.
         self._tips: dict[Holding, jax.Array] = {}
@@ -96,22 +79,20 @@ class MTPProposer(Forgetful):
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
         """Go on from the target's last row of each sequence, then from one's own."""
-        target, longest = self._target, max(len(s.tokens) for s in sequences)
+        longest = max(len(s.tokens) for s in sequences)
         bucket = self._bucket(len(sequences), longest + max(most))
         tokens = np.zeros((bucket.rows, 1), np.int32)
         tokens[: len(sequences), 0] = [s.tokens[-1] for s in sequences]
         tips = [self._tips.get(s.held, self._zeros) for s in sequences]
         tips += [self._zeros] * (bucket.rows - len(tips))
         hidden, tokens = jnp.stack(tips)[:, None], jnp.asarray(tokens)
-        target.pool = target.table.apply(target.pool)
         chosen = []
         for step in range(max(most)):
             feeds = [
                 Feed((0,) if step < count else (), s.num_computed + step, s.held)
                 for s, count in zip(sequences, most, strict=True)
             ]
-            batch = _with(self._stepper.pack(feeds, bucket), tokens, hidden)
-            target.pool, logits, hidden = self._stepper(target.pool, batch)
+            logits, hidden = self._compute(feeds, bucket, tokens, hidden)
             tokens = sampler.greedy(logits)[:, None]
             chosen.append((tokens[:, 0], sampler.has_nan(logits)))
         ids, wrong = (np.stack(each) for each in zip(*chosen, strict=True))
@@ -135,10 +116,8 @@ class MTPProposer(Forgetful):
         tips = [self._tips.get(feed.held, self._zeros) for feed in feeds]
         tips += [self._zeros] * (features.shape[0] - len(tips))
         rows = _from_the_left(features, counts)
-        batch = self._stepper.pack(feeds, bucket)
         before = jnp.concatenate([jnp.stack(tips)[:, None], rows[:, :-1]], axis=1)
-        batch = _with(batch, batch.tokens, before)
-        target.pool, *_ = self._stepper(target.pool, batch)
+        self._compute(feeds, bucket, None, before)
         for at, feed in enumerate(feeds):
             self._rows[feed.held] = rows[at]
             self._tips[feed.held] = rows[at, len(feed.tokens) - 1]
@@ -158,17 +137,69 @@ class MTPProposer(Forgetful):
         hidden = self._zeros.shape[0]
         for each in target.buckets.all():
             bucket = Bucket(each.rows, each.tokens, each.pages, features=1)
-            batch = self._stepper.pack((), bucket)
             rows = jnp.zeros((each.rows, each.tokens, hidden), jnp.float32)
-            batch = _with(batch, batch.tokens, rows)
-            target.pool, *_ = self._stepper(target.pool, batch)
+            self._compute((), bucket, None, rows)
         return sum(self._stepper.num_traces.values()) - before
+
+    def _stepper_of(self, facts: MTP, target: Target) -> Stepper:
+        """Return steps over the target's own pages."""
+        return Stepper(
+            facts.model,
+            facts.groups,
+            target.topology,
+            target.order,
+            target.executor,
+            target.groups,
+            len(target.own_groups),
+        )
+
+    def _compute(
+        self,
+        feeds: ListLike[Feed],
+        bucket: Bucket,
+        tokens: jax.Array | None,
+        hidden: jax.Array,
+    ) -> list[jax.Array]:
+        """Read tokens behind rows of those before them; return logits and own rows.
+
+        Args:
+            feeds: where the tokens stand, and which they are.
+            bucket: of the step.
+            tokens: i32[S, Q] where the host has not seen them; None: the feeds'.
+            hidden: f32[S, Q, D] rows of the tokens before.
+        """
+        target = self._target
+        target.pool = target.table.apply(target.pool)
+        batch = with_rows(self._stepper.pack(feeds, bucket), tokens, hidden)
+        target.pool, *answers = self._stepper(target.pool, batch)
+        return answers
 
     def _bucket(self, rows: int, length: int) -> Bucket:
         return self._target.buckets.decode(rows, length)._replace(features=1)
 
 
-def _with(batch: Batch, tokens: jax.Array, hidden: jax.Array) -> Batch:
+def require_rows(model: LoadedModel, target: Target) -> None:
+    """Refuse draft layers that read other rows than a target gives.
+
+    Raises:
+        IncompatiblePlan: with both sizes.
+    """
+    mine, theirs = model.spec, target.model.spec
+    if (mine.hidden, mine.vocab) != (theirs.hidden, theirs.vocab):
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"drafting with {model.source}",
+                f"its rows have {mine.hidden} elements of {mine.vocab} tokens, the "
+                f"target's {theirs.hidden} of {theirs.vocab}",
+                "Make the draft layers for this target",
+            )
+        )
+
+
+def with_rows(batch: Batch, tokens: jax.Array | None, hidden: jax.Array) -> Batch:
+    """Return a batch with rows of the tokens before, and with tokens if any are
+    given."""
+    tokens = batch.tokens if tokens is None else tokens
     return dataclasses.replace(batch, tokens=tokens, hidden=hidden)
 
 

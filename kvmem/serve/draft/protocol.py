@@ -25,7 +25,9 @@ from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Term, Topology
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve.buckets import Buckets, ServeConfig
+from kvmem.serve.group_recall import GroupRecall
 from kvmem.serve.page_table import PageTable
+from kvmem.serve.recall import Recall
 from kvmem.serve.request import Sequence
 from kvmem.serve.step import Stepper
 from kvmem.serve.work import Feed
@@ -67,6 +69,7 @@ class Target(Protocol):
     table: PageTable
     pool: pools.Pool
     budget: Budget
+    recall: Recall | GroupRecall | None
     executor: str
     poison: bool
 
