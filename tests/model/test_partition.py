@@ -56,8 +56,8 @@ def test_every_size_that_a_refusal_names_works_and_no_other(
     assert named == {", ".join(map(str, works))}
 
 
-def test_token_shards_are_refused(decoder_spec):
-    with pytest.raises(IncompatiblePlan, match="topology.dcp to 1"):
+def test_ranks_that_share_tokens_have_no_weights_of_their_own(decoder_spec):
+    with pytest.raises(IncompatiblePlan, match="hold the same weights. Cut them"):
         Partition(decoder_spec(), Topology(tp=2, dcp=2))
 
 
