@@ -88,7 +88,7 @@ class Blender:
             stepper.mesh,
         )
         self._libraries: dict[Identity, Library[Records]] = {}
-        self._learning: dict[int, tuple[Identity, int] | None] = {}
+        self._learning: dict[int, int | None] = {}
 
     @property
     def num_traces(self) -> int:
@@ -103,7 +103,8 @@ class Blender:
         Args:
             tokens: token ids, computed from the beginning of a text.
             records: u8[n, record] of every group, by its name.
-            identity: whose text it is, epoch of the weights included.
+            identity: whose text it is; its epoch is that of the weights that computed
+                the text, the first ones' (0) if it names none.
 
         Raises:
             FormatMismatch: a group's records are missing, or are not these tokens'.
@@ -112,7 +113,7 @@ class Blender:
         self.require_registrable(tokens, identity)
         self._require_whole(len(tokens), records)
         library = self._libraries.setdefault(
-            identity, Library(self.config.chunk_tokens)
+            _dated(identity), Library(self.config.chunk_tokens)
         )
         return library.add(tokens, records)
 
@@ -138,8 +139,8 @@ class Blender:
         Raises:
             InvalidId: there is none of that number under this identity.
         """
-        library = self._libraries.get(identity, Library(self.config.chunk_tokens))
-        library.forget(number)
+        none = Library(self.config.chunk_tokens)
+        self._libraries.get(_dated(identity), none).forget(number)
 
     def clear(self) -> None:
         """Drop every registered text, of all identities."""
@@ -147,17 +148,16 @@ class Blender:
 
     def texts(self, identity: Identity = PLAIN) -> tuple[int, ...]:
         """Return the numbers of the texts that are registered under an identity."""
-        library = self._libraries.get(identity)
+        library = self._libraries.get(_dated(identity))
         return () if library is None else tuple(library.texts)
 
     def learn(self, request_id: int) -> None:
         """Let a request be computed exactly, and its prompt be registered."""
         self._learning[request_id] = None
 
-    def learned(self, request_id: int) -> int:
-        """Return the number of a text that was learned; asked once."""
-        _, number = self._learning.pop(request_id)
-        return number
+    def learned(self, request_id: int) -> int | None:
+        """Return the number of a text that was learned, None if it was not; once."""
+        return self._learning.pop(request_id)
 
     def keep(self, pool: pools.Pool, sequence: Sequence) -> None:
         """Register the prompt of a finished sequence, if it was to be learned."""
@@ -174,9 +174,8 @@ class Blender:
             )
             for number, group in enumerate(self.groups)
         }
-        identity = sequence.identity
-        number = self.add(sequence.tokens[:count], records, identity)
-        self._learning[sequence.request_id] = identity, number
+        number = self.add(sequence.tokens[:count], records, sequence.identity)
+        self._learning[sequence.request_id] = number
 
     def fill(
         self, pool: pools.Pool, sequence: Sequence, left: int = 1
@@ -311,6 +310,10 @@ class Blender:
                     f"Give u8[n, record] of {', '.join(g.name for g in self.groups)}",
                 )
             )
+
+
+def _dated(identity: Identity) -> Identity:
+    return identity.at_epoch(identity.epoch or 0)
 
 
 def _require_no_draft(drafts: bool) -> None:

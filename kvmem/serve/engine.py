@@ -310,6 +310,7 @@ class Engine(Answers):
             ConfigError: this engine does not blend, the text has images, is shorter
                 than a chunk or longer than a sequence.
             OutOfPages: it could never fit the pool.
+            InvalidId: its request was aborted meanwhile.
         """
         blender = self._blending("registering a text")
         tokens = self._prompt_ids(text)
@@ -322,7 +323,16 @@ class Engine(Answers):
                 self.step()
         finally:
             self._forget([request_id])
-        return blender.learned(request_id)
+            number = blender.learned(request_id)
+        if number is None:
+            raise errors.InvalidId(
+                errors.say(
+                    f"registering a text of {len(tokens)} tokens",
+                    f"its request {request_id} was aborted",
+                    "Register it again",
+                )
+            )
+        return number
 
     def forget_text(self, number: int, identity: Identity = PLAIN) -> None:
         """Drop a registered text.

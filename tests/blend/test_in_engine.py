@@ -94,6 +94,17 @@ def test_fewer_tokens_than_worth_it_are_computed(blending_engine, text):
     assert answer(engine, [5, 6, 7, *text(6, 1), 8]).reused_tokens == 0
 
 
+def test_records_of_another_engine_are_as_good_as_its_own(blending_engine, text):
+    """Records know no topology: what TP 1 computed is found on another one."""
+    writer = blending_engine()
+    writer.register(text(20, 1))
+    kept = writer.blender._libraries[Identity(epoch=0)].texts[0].kept
+    engine = blending_engine(page_size=8, order="slot_major")
+    number = engine.blender.add(text(20, 1), kept)
+    assert engine.blender.texts() == (number,)
+    assert answer(engine, [5, *text(20, 1), 6]).reused_tokens == 20
+
+
 @pytest.mark.case("LAY-05")
 def test_records_without_one_of_their_groups_are_no_text(blending_engine, text):
     """C6: the latent alone, or the index keys alone."""
@@ -254,6 +265,18 @@ def test_what_cannot_be_found_again_is_refused_before_it_is_computed(
     with pytest.raises(errors.ConfigError, match="text with images"):
         engine.register(text(20, 1), images)
     assert not engine.has_work
+
+
+def test_a_text_whose_request_is_aborted_is_not_registered(
+    blending_engine, text, monkeypatch
+):
+    engine = blending_engine()
+    monkeypatch.setattr(
+        engine, "step", lambda: engine.abort(engine.scheduler.waiting[0].request_id)
+    )
+    with pytest.raises(errors.InvalidId, match="was aborted"):
+        engine.register(text(20, 1))
+    assert engine.blender.texts() == () and not engine.blender._learning
 
 
 def test_an_engine_that_does_not_blend_registers_nothing(blending_engine, monkeypatch):
