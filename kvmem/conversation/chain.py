@@ -91,13 +91,10 @@ class Chain:
             identity.extras,
         )
 
-    def uris(self, live_from: int = 0) -> frozenset[str]:
-        """Return the memories that lie in it, of messages from a number on."""
-        return frozenset(
-            span.uri
-            for span in self.spans
-            if span.uri is not None and (span.seq >= live_from or span.seq < 0)
-        )
+    @property
+    def uris(self) -> frozenset[str]:
+        """The memories that lie in it."""
+        return frozenset(span.uri for span in self.spans if span.uri is not None)
 
     def without(self, uri: str) -> "Chain":
         """Return the whole chunks before the first token of a memory, or below it."""

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from kvmem.conversation import chain as chains
 from kvmem.conversation.chain import Chain, Facts
 from kvmem.conversation.conversation import Conversation, Options
+from kvmem.conversation.transcript import turns_of
 from kvmem.errors import (
     ConfigError,
     Conflict,
@@ -82,18 +83,14 @@ class Conversations:
     def resident(self, principal: Principal) -> Cooldown:
         """Return the cooldown under which a memory is held back while it is in sight.
 
-        That is while its text lies in the chain, in a message that no commit archived.
+        That is while it stands in a message that an actor's next turn is fed: one that
+        no commit archived, whether its rows are still there or must be computed again.
+        A system message is made anew each turn, so what stood in it is out of sight.
         """
 
         def live(session: str, actor: str | None) -> frozenset[str]:
-            handle = principal.session(session)
-            kept = handle.live()
-            live_from = kept[0].seq if kept else handle.clock
-            for each in dict.fromkeys((actor, None)):
-                blob, _ = handle.chains.get(each)
-                if blob is not None and (found := _decoded(blob)):
-                    return found.uris(live_from)
-            return frozenset()
+            turns = turns_of(principal.session(session).live(), actor)
+            return frozenset(part["uri"] for each in turns for part in each.memories)
 
         return resident(live)
 

@@ -45,7 +45,7 @@ def test_a_forgotten_memory_cuts_the_chain_before_its_first_token(
     assert all(holding(tmp_path, needle) for needle in needles)  # the search sees them
     me.forget("memories/tea")
     assert chain_of(talk.session).num_rows == 48
-    assert chain_of(talk.session).uris() == frozenset()
+    assert chain_of(talk.session).uris == frozenset()
     for needle in needles:
         assert not holding(tmp_path, needle)
     assert conversations.pages.stats().num_chunks == 3
