@@ -3,10 +3,10 @@
 How much may be had, and how much is lacking, is the manager's to say (`manage.admit`);
 which pages go is said here. Any group's pages pay for any other's within the quotas,
 and no more of them than are short. Companions that texts have moved past go first where
-their group keeps more of the cache than its share. Then what was used longest ago: a
-spare companion, since the text that it stands in moved past it; or the tail of a text
-nobody reads, in the order of the tree's policy, with all of its companions. When
-nothing else is left, companions of texts that are read go.
+their group keeps more of the cache than its share, and nobody reads the text. Then what
+was used longest ago: a spare companion, since the text that it stands in moved past it;
+or the tail of a text nobody reads, in the order of the tree's policy, with all of its
+companions. When nothing else is left, companions of texts that are read go.
 
 The law: whatever the cache alone holds can be had, so a sequence that fits the pool
 alone always goes on.
@@ -107,7 +107,10 @@ class Room:
     def _evict_beyond(
         self, short: int, gone: "_Gone", kept: Collection[tuple[int, int]]
     ) -> bool:
-        """Evict spares of groups that keep more than their share of the cache."""
+        """Evict spares of groups that keep more than their share of the cache.
+
+        Those of a text that is being computed stay: its records may be kept at its end.
+        """
         alone = tuple(map(operator.sub, self.books.num_alone, gone.counts))
         beyond = list(manage.beyond_shares(self.manager, alone))
         lives = self.shelf.lives
@@ -117,7 +120,9 @@ class Room:
         for group, unit in self.shelf.companions.spares:
             if short <= 0:
                 break
-            if beyond[group] and self._is_evictable(group, unit, kept):
+            if not beyond[group] or not self._is_idle(unit):
+                continue
+            if self._is_evictable(group, unit, kept):
                 found.append((group, unit))
                 beyond[group] -= 1
                 short -= self.books.extents[group]

@@ -220,6 +220,13 @@ class TestWhatSharesDo:
         # both snapshots in the middle went, and neither text's end
         assert self.found(table) == [[0, 0, 32]] * 2
 
+    def test_a_text_that_runs_keeps_what_it_has_moved_past(self, full):
+        table = full(share=0.2)
+        longer = [*text(2, 32), 999]
+        assert table.begin(table.match(longer), longer) is not None
+        assert table.begin(Hit(0, ()), text(3, 24), step=24) is not None
+        assert self.found(table)[1] == [16, 16, 32]
+
 
 def test_an_engine_follows_its_texts_between_them(hybrid_engine, hybrid_dense):
     made = hybrid_engine("window")
