@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
 
 from kvmem import mesh as meshes
 from kvmem.errors import IncompatiblePlan
@@ -70,7 +71,18 @@ def test_ranks_on_a_mesh_give_the_logits_of_dense(tp, dcp, interleave, small):
     assert (found[..., 67:] == -np.inf).all()
 
 
-@pytest.mark.parametrize(("tp", "dcp", "interleave"), [(1, 4, 2), (2, 2, 1)])
+def test_explicit_axes_serve_token_shards_as_well(small):
+    spec, params, dense = small
+    topology = Topology(1, 2)
+    mesh = meshes.make(topology, axis_type=AxisType.Explicit)
+    found = Run(spec, params, topology, mesh).logits()
+    np.testing.assert_allclose(found[..., :67], dense, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("tp", "dcp", "interleave"),
+    [(2, 2, 1), pytest.param(1, 4, 2, marks=pytest.mark.long)],
+)
 def test_ranks_stacked_on_one_device_give_the_logits_of_dense(
     tp, dcp, interleave, small
 ):
