@@ -16,7 +16,8 @@ from kvmem.speculative import SpecPlan
 
 __all__ = ["draft_of", "unserved"]
 
-_SERVED = ("ngram", "two_engine", "frozen_kv", "mtp")
+_SERVED = ("ngram", "two_engine", "frozen_kv", "mtp", "dspark")
+_LAYERS = ("mtp", "dspark")  # layers of their own behind the target's
 
 
 def unserved(
@@ -36,8 +37,8 @@ def unserved(
         has_store: whether records are to be kept beside the pool.
     """
     faults = []
-    if plan.algorithm == "mtp":
-        faults += _unserved_layers(asked, spec, has_store)
+    if plan.algorithm in _LAYERS:
+        faults += _unserved_layers(plan.algorithm, spec, has_store)
     if draft is not None and plan.algorithm is None:
         what = f"draft.source = {draft.source!r}"
         law = "a draft model proposes by an algorithm"
@@ -51,20 +52,16 @@ def unserved(
 
 
 def _unserved_layers(
-    asked: SpeculativeConfig, spec: object, has_store: bool
+    algorithm: str, spec: object, has_store: bool
 ) -> list[tuple[str, str, str]]:
     """Return what draft layers of their own are not run with."""
-    faults = []
+    faults, what = [], f'speculative.algorithm = "{algorithm}"'
     if not isinstance(spec, ModelSpec):
         law = "draft layers have the shape of a target whose layers are all alike"
-        faults.append(('speculative.algorithm = "mtp"', law, "draft with ngram"))
-    if asked.weights is not None:
-        law = "this version draws draft layers from a seed"
-        cure = "leave speculative.weights out"
-        faults.append((f"speculative.weights = {asked.weights!r}", law, cure))
+        faults.append((what, law, "draft with ngram"))
     if has_store:
         law = "what draft layers keep of a text has no part of a store"
-        faults.append(('speculative.algorithm = "mtp" and a store', law, "leave one"))
+        faults.append((f"{what} and a store", law, "leave one"))
     return faults
 
 
@@ -94,5 +91,6 @@ def draft_of(
         matches=(fewest, asked.max_match or max(3, fewest)),
         small=None if draft is None else draft.load(),
         seed=asked.seed or 0,
+        weights=asked.weights,
         **facts,
     )

@@ -4,7 +4,8 @@ Who proposes is a draft: frozen facts that an engine starts (`protocol`). One fi
 kind: `ngram` looks the text up in itself; `two_engine` runs a smaller model on a pool
 of its own (`own_pages`, `chain`); `frozen_kv` runs the model's first layers on the
 model's own pages, in one chain or in several (`trees`); `mtp` runs layers of its own
-on the model's hidden rows, as groups of the model's own pool.
+on the model's hidden rows, as groups of the model's own pool, and `dspark` the same on
+the pool's virtual ids.
 
 The law of all: an engine emits the tokens that it would emit without a draft (`judge`:
 a drafted token stands if it equals the choice for its place; where it was drawn with
@@ -23,9 +24,10 @@ has of memory is reached through `target.pool`, `target.table` and each sequence
 """
 
 from kvmem.serve.draft.counts import DraftStats
+from kvmem.serve.draft.dspark import DSpark
 from kvmem.serve.draft.frozen_kv import FrozenKV
 from kvmem.serve.draft.mtp import MTP
 from kvmem.serve.draft.ngram import NGram
 from kvmem.serve.draft.two_engine import TwoEngine
 
-__all__ = ["MTP", "DraftStats", "FrozenKV", "NGram", "TwoEngine"]
+__all__ = ["MTP", "DSpark", "DraftStats", "FrozenKV", "NGram", "TwoEngine"]

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from kvmem import errors
 from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
-from kvmem.model import cut, mtp
+from kvmem.model import cut, draft_layers, mtp
 from kvmem.model.loaded import LoadedModel
+from kvmem.serve.draft.dspark import DSpark
 from kvmem.serve.draft.frozen_kv import FrozenKV
 from kvmem.serve.draft.mtp import MTP
 from kvmem.serve.draft.ngram import NGram
@@ -23,6 +24,8 @@ from kvmem.speculative import SpecPlan
 
 __all__ = ["draft_of"]
 
+_LAYERED = {"mtp": MTP, "dspark": DSpark}
+
 
 def draft_of(
     plan: SpecPlan,
@@ -32,6 +35,7 @@ def draft_of(
     matches: tuple[int, int] = (1, 3),
     small: LoadedModel | None = None,
     seed: int = 0,
+    weights: str | None = None,
     groups: Sequence[LifecycleGroup] = (),
     solved: Budget | None = None,
     order: str = "head_major",
@@ -42,26 +46,32 @@ def draft_of(
         plan: that breaks no rule.
         model: the target.
         layers: of the target's first ones, for "frozen_kv", and for "two_engine"
-            without a model of its own; None: half of them. Draft layers of "mtp"; None:
-            one.
+            without a model of its own; None: half of them. Draft layers of "mtp" and
+            "dspark"; None: one.
         matches: the fewest and the most tokens that "ngram" looks for.
         small: the model of "two_engine".
-        seed: that the layers of "mtp" are drawn from.
+        seed: that draft layers are drawn from.
+        weights: file of draft layers that were trained; None: they are drawn.
         groups: of the draft, in the target's pool or in one of its own.
         solved: the budget, which pays for that pool.
         order: its page order.
 
     Raises:
         ConfigError: an algorithm that nobody runs.
+        FormatMismatch: a file of draft layers for another model.
         OutOfPages: a pool that holds no page of the draft.
     """
     if plan.algorithm is None:
         return None
     if plan.algorithm == "ngram":
         return NGram(plan.num_drafted, *matches)
-    if plan.algorithm == "mtp":
-        drawn = mtp.draw(model, layers or 1, seed)
-        return MTP(drawn, tuple(groups), plan.num_drafted)
+    if plan.algorithm in _LAYERED:
+        made = (
+            mtp.draw(model, layers or 1, seed)
+            if weights is None
+            else draft_layers.load(weights, model, layers or 1)
+        )
+        return _LAYERED[plan.algorithm](made, tuple(groups), plan.num_drafted)
     layers = layers or -(-cut.num_layers(model.spec) // 2)
     if plan.algorithm == "frozen_kv":
         return FrozenKV(layers, plan.num_drafted, plan.width)
@@ -74,6 +84,6 @@ def draft_of(
         errors.say(
             f"a draft by {plan.algorithm!r}",
             "an engine runs what it has a proposer for",
-            "Use ngram, two_engine, frozen_kv or mtp",
+            "Use ngram, two_engine, frozen_kv, mtp or dspark",
         )
     )
