@@ -215,3 +215,14 @@ def test_a_text_from_the_store_is_drafted_for_as_one_that_never_left(
     assert (none, stored) == (0, 32)
     assert (ids, before) == (same, after)
     assert after.accepted > 0
+
+
+@pytest.mark.own_steps
+def test_warming_up_leaves_nothing_to_trace_of_target_or_draft(made, draft_of):
+    drafted = made("full", draft_of(), widths=(128,))
+    drafted.warm_up()
+    target, draft = dict(drafted.num_traces), drafted.verifier.proposer.num_traces
+    assert set(target) == set(drafted.buckets.all())
+    drafted.generate([text(seed, 9 + 11 * seed) for seed in range(4)], greedy(14))
+    assert drafted.num_traces == target == dict.fromkeys(target, 1)
+    assert drafted.verifier.proposer.num_traces == draft == dict.fromkeys(draft, 1)

@@ -141,6 +141,11 @@ class TwoEngineProposer(Forgetful):
         """Give the draft's pages of a sequence back."""
         self.pages.forget(sequence)
 
+    @property
+    def num_traces(self) -> dict[Bucket, int]:
+        """How often a step of the draft was traced, a bucket."""
+        return dict(self._stepper.num_traces)
+
     def warm_up(self) -> int:
         """Compile every declared bucket, and those of two tokens a row."""
         before = sum(self._stepper.num_traces.values())
