@@ -13,7 +13,8 @@ from kvmem import errors, geometry, store
 from kvmem import pool as pools
 from kvmem.canonical import format_id
 from kvmem.config import Config, ModelConfig, PoolConfig, StoreConfig
-from kvmem.geometry import Topology
+from kvmem.geometry import Spread, Topology
+from kvmem.model import attention
 from kvmem.prefix import PrefixCache
 from kvmem.serve import SamplingParams, ServeConfig
 from kvmem.serve.page_table import PageTable
@@ -67,6 +68,17 @@ def test_samples_of_a_prompt_on_token_shards_do_not_touch_each_other(engine):
     ids = [completion.output_ids for completion in output.completions]
     assert ids == [completion.output_ids for completion in alone.completions]
     assert len(set(ids)) == 3
+
+
+@LONG
+def test_token_shards_are_certified_at_start_and_a_wrong_rule_is_named(
+    engine, monkeypatch
+):
+    engine(**on((2, 2, 2)), pages=PAGES, certified=True)
+    wrong = attention.writer(Spread(2, 1))
+    monkeypatch.setattr(attention, "writer", lambda spread: wrong)
+    with pytest.raises(errors.IncompatiblePlan, match="every layer is certified"):
+        engine(**on((2, 2, 2)), pages=PAGES, certified=True)
 
 
 @pytest.mark.parametrize(
