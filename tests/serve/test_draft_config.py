@@ -1,10 +1,13 @@
 """The table [speculative] makes the draft that it plans."""
 
+import jax
+import numpy as np
 import pytest
 
 from kvmem import errors, settings
-from kvmem.config import Config, ModelConfig, PoolConfig, ServeConfig
+from kvmem.config import Config, ModelConfig, PoolConfig, ServeConfig, StoreConfig
 from kvmem.config.speculative import SpeculativeConfig
+from kvmem.model import draft_layers, mtp
 from kvmem.serve import SamplingParams
 
 FACTS = {
@@ -100,3 +103,56 @@ def test_what_is_not_run_is_refused_before_a_weight_is_drawn(monkeypatch, asked,
     monkeypatch.setattr(ModelConfig, "load", lambda self: pytest.fail("too late"))
     with pytest.raises(errors.IncompatiblePlan, match=words):
         config(**asked).engine()
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["dspark", pytest.param("mtp", marks=pytest.mark.long)]
+)
+def test_draft_layers_are_drawn_or_read_as_the_table_says(
+    llama_config, tiny_model, tmp_path, algorithm
+):
+    model, path = tiny_model(), tmp_path / "layers.safetensors"
+    draft_layers.save(path, mtp.draw(model, 1, seed=7), model)
+    facts = {
+        "vocab_size": model.spec.vocab,
+        "max_position_embeddings": 512,
+        "hidden_size": model.spec.hidden,
+        "intermediate_size": model.spec.mlp,
+        "num_attention_heads": model.spec.heads,
+        "num_hidden_layers": model.spec.layers,
+        "num_key_value_heads": model.spec.kv_heads,
+        "head_dim": model.spec.head_dim,
+        "torch_dtype": "float32",
+        "tie_word_embeddings": True,
+    }
+    found = []
+    for source in ({"seed": 7}, {"weights": str(path)}):
+        asked = SpeculativeConfig(algorithm, steps=3, **source)
+        made = Config(
+            model=ModelConfig(source=llama_config(**facts)),
+            pool=PoolConfig(page_size=4, memory="400KB", checked=True, poison=True),
+            serve=SERVE,
+            speculative=asked,
+        )
+        engine = made.engine(model)
+        proposer = engine.verifier.proposer
+        assert proposer.num_drafted == 3
+        found.append(proposer._stepper.weights)
+        if algorithm == "dspark":
+            solved = made.budget()
+            planned = solved.draft_pages * solved.draft_page_nbytes
+            assert proposer.pages.nbytes == planned and proposer.claims()
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    engine.generate(PROMPTS[0], SamplingParams(max_tokens=5))
+    assert engine.stats().drafting.drafted > 0
+
+
+def test_draft_layers_and_a_store_are_refused(llama_config, tmp_path):
+    made = Config(
+        model=ModelConfig(source=llama_config()),
+        pool=PoolConfig(page_size=16, memory="1GB"),
+        store=StoreConfig(root=str(tmp_path / "store")),
+        speculative=SpeculativeConfig("dspark"),
+    )
+    with pytest.raises(errors.IncompatiblePlan, match="no part of a store"):
+        made.engine()
