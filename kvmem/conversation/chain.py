@@ -127,17 +127,43 @@ class Chain:
             asked = f"a chain's manifest of {len(blob)} bytes"
             law = "its digest is not the one it begins with"
             raise CorruptPage(say(asked, law, "It counts as no chain; feed it anew"))
-        fields = json.loads(body)
-        if fields.pop("version") != _VERSION:
+        try:
+            fields = json.loads(body)
+            version = fields["version"]
+            made = _made(fields) if version == _VERSION else None
+        except (ValueError, KeyError, TypeError, RecursionError) as bad:
+            asked = f"a chain's manifest of {len(blob)} bytes"
+            law = f"it says no chain ({bad})"
+            cure = "It counts as no chain; feed it anew"
+            raise CorruptPage(say(asked, law, cure)) from bad
+        if made is None:
             law = f"this kvmem reads version {_VERSION}"
-            asked = "a chain's manifest of another version"
+            asked = f"a chain's manifest of version {version!r}"
             raise FormatMismatch(say(asked, law, "It counts as no chain"))
-        return cls(
-            Facts(*fields["facts"]),
-            tuple(fields["tokens"]),
-            fields["num_rows"],
-            tuple(Span(*span) for span in fields["spans"]),
-        )
+        return made
+
+
+def _made(fields: dict) -> Chain:
+    """Return the chain that fields say; ValueError or its like: they say none."""
+    facts = Facts(*fields["facts"])
+    tokens, rows = tuple(fields["tokens"]), fields["num_rows"]
+    spans = tuple(Span(*span) for span in fields["spans"])
+    names = (facts.model_id, facts.format_id, facts.salt)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("names that are none")
+    places = [at for span in spans for at in span[:3]]
+    if not all(type(n) is int for n in (facts.chunk_tokens, rows, *tokens, *places)):
+        raise ValueError("numbers that are none")
+    if facts.chunk_tokens < 1 or not 0 <= rows <= len(tokens):
+        raise ValueError(f"{rows} rows of {len(tokens)} tokens")
+    if any(not 0 <= token < 2**31 for token in tokens):
+        raise ValueError("tokens that no model has")
+    for span in spans:
+        if span.seq < -1 or not 0 <= span.start <= span.end <= len(tokens):
+            raise ValueError(f"a span from {span.start} to {span.end}")
+        if not isinstance(span.uri, str | None):
+            raise ValueError("a memory without a name")
+    return Chain(facts, tokens, rows, spans)
 
 
 def salt_tag(salt: bytes) -> str:

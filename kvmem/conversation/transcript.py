@@ -22,6 +22,8 @@ from kvmem.session import Message
 
 __all__ = ["Prompt", "Turn", "ids_part", "prompt", "turns_of"]
 
+_STAND_IN = "words-of-a-message-stand-here"
+
 
 class Turn(NamedTuple):
     """One message as a template takes it: its number, who said it, and its parts."""
@@ -86,11 +88,12 @@ def prompt(tokenizer: Tokenizer, turns: Sequence[Turn]) -> Prompt:
     ids: list[int] = []
     spans: list[Span] = []
     for at, turn in enumerate(turns):
-        generated = _generated(tokenizer, turn)
+        frame = chat.frame(at)
+        generated = _generated(tokenizer, turn) if frame else None
         if generated is None:
-            piece = _encoded(tokenizer, chat.piece(at), turn)
+            piece = _encoded(tokenizer, chat.piece(at), turn, frame)
         else:
-            piece = _again(tokenizer, chat, at, turn, generated)
+            piece = _again(tokenizer, chat.header, frame.closing, generated)
         start = len(ids)
         ids += piece.ids
         spans.append(Span(turn.seq, start, len(ids)))
@@ -100,6 +103,13 @@ def prompt(tokenizer: Tokenizer, turns: Sequence[Turn]) -> Prompt:
         ]
     header = tokenizer.encode(chat.header, add_special_tokens=False)
     return Prompt((*ids, *header), tuple(spans), len(ids))
+
+
+class _Frame(NamedTuple):
+    """What a template puts before and behind the words of one message."""
+
+    opening: str
+    closing: str
 
 
 class _Chat:
@@ -131,37 +141,64 @@ class _Chat:
         """Return what message `at` adds to the rendering of those before it."""
         return self._until[at + 1][len(self._until[at]) :]
 
+    def frame(self, at: int) -> _Frame | None:
+        """Return what stands around the words of message `at`, whatever they are.
+
+        That is found with other words in their place: a message that says "m" is
+        found in <|im_end|> too. None where a template does not say them once.
+        """
+        other = {**self._messages[at], "content": _STAND_IN}
+        said = self._tokenizer.render_chat(
+            [*self._messages[:at], other], add_generation_prompt=False
+        )
+        before = self._until[at]
+        if not said.startswith(before) or said.count(_STAND_IN, len(before)) != 1:
+            return None
+        return _Frame(*said[len(before) :].split(_STAND_IN))
+
 
 def _generated(tokenizer: Tokenizer, turn: Turn) -> tuple[int, ...] | None:
-    """Return the ids that a message was generated as, by this tokenizer."""
+    """Return the ids that an answer was generated as, by this tokenizer.
+
+    A log takes any part from whoever may append to it: ids that do not say what the
+    message says are not fed.
+    """
+    if turn.role != "assistant":
+        return None
     for part in turn.parts:
         if part["type"] == "tokens" and part.get("tokenizer") == tokenizer.identity:
-            return tuple(part["ids"])
+            ids = part.get("ids")
+            return tuple(ids) if _say(tokenizer, ids, turn.text) else None
     return None
 
 
-def _again(tokenizer, chat: _Chat, at: int, turn: Turn, ids: tuple[int, ...]) -> _Piece:
+def _say(tokenizer: Tokenizer, ids: object, text: str) -> bool:
+    """Say whether ids are ids, and spell a text, or one that a stop text cut off."""
+    if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+        return False
+    if ids and not 0 <= min(ids) <= max(ids) <= tokenizer.max_id:
+        return False
+    spelled = tokenizer.decode(ids)
+    return spelled == text or (text != "" and spelled.startswith(text))
+
+
+def _again(tokenizer, header: str, closing: str, ids: tuple[int, ...]) -> _Piece:
     """Return a generated message as it was fed, and what closes it."""
-    header = tokenizer.encode(chat.header, add_special_tokens=False)
-    closing = _closing(tokenizer, chat.piece(at), turn, ids)
-    return _Piece((*header, *ids, *tokenizer.encode(closing, add_special_tokens=False)))
-
-
-def _closing(tokenizer, text: str, turn: Turn, ids: Sequence[int]) -> str:
-    """Return what a template puts behind a message's words, where ids do not end it."""
-    said = turn.text.strip()
-    closing = text[text.rindex(said) + len(said) :] if said in text else ""
-    if ids and ids[-1] in tokenizer.eos_ids:
+    if ids and ids[-1] in tokenizer.eos_ids:  # the ids close it, or begin to
         ending = tokenizer.decode(ids[-1:], skip_special_tokens=False)
-        closing = closing.lstrip().removeprefix(ending)
-    return closing
+        if closing.lstrip().startswith(ending):
+            closing = closing.lstrip().removeprefix(ending)
+    before, behind = (
+        tokenizer.encode(text, add_special_tokens=False) for text in (header, closing)
+    )
+    return _Piece((*before, *ids, *behind))
 
 
-def _encoded(tokenizer, text: str, turn: Turn) -> _Piece:
+def _encoded(tokenizer, text: str, turn: Turn, frame: _Frame | None) -> _Piece:
     """Encode a message, each memory in it by itself."""
     ids: list[int] = []
     memories = []
-    for segment, uri in _segments(text, turn):
+    for segment, uri in _segments(text, turn, frame):
         start = len(ids)
         ids += tokenizer.encode(segment, add_special_tokens=False)
         if uri is not None:
@@ -172,22 +209,40 @@ def _encoded(tokenizer, text: str, turn: Turn) -> _Piece:
     return _Piece(tuple(ids), tuple(memories))
 
 
-def _segments(text: str, turn: Turn) -> list[tuple[str, str | None]]:
+def _segments(
+    text: str, turn: Turn, frame: _Frame | None
+) -> list[tuple[str, str | None]]:
     """Cut a rendered message before and behind each memory that stands in it."""
-    done = max(0, text.rfind(turn.text)) if turn.text else 0
-    cuts: list[tuple[str, str | None]] = [(text[:done], None)]
-    memories = turn.memories
-    for part in turn.parts:  # in order, so that a memory is not found in what was said
-        at = text.find(part["text"], done) if part.get("text") else -1
-        if at < 0:
-            continue
-        end = at + len(part["text"])
-        uri = part["uri"] if part in memories else None
-        cuts += [(text[done:at], None), (text[at:end], uri)] if uri else []
-        cuts += [] if uri else [(text[done:end], None)]
-        done = end
+    begin = _begin(text, turn.text, frame)
+    cuts, done = [], 0
+    if begin is not None:
+        memories, at = turn.memories, begin
+        for part in turn.parts:
+            if "text" not in part:
+                continue
+            end = at + len(part["text"])
+            if part in memories:
+                first, last = (
+                    max(at, len(frame.opening)),
+                    len(text) - len(frame.closing),
+                )
+                last = min(end, last)
+                cuts += [(text[done:first], None), (text[first:last], part["uri"])]
+                done = last
+            at = end + 1  # parts are lines
     cuts.append((text[done:], None))
     return [(segment, uri) for segment, uri in cuts if segment]
+
+
+def _begin(text: str, words: str, frame: _Frame | None) -> int | None:
+    """Return where a message's words begin, or would if none were stripped off."""
+    if frame is None:
+        return None
+    if text == frame.opening + words + frame.closing:
+        return len(frame.opening)
+    if text == frame.opening + words.strip() + frame.closing:
+        return len(frame.opening) - (len(words) - len(words.lstrip()))
+    return None
 
 
 def _rendered_whole(tokenizer, turns: Sequence[Turn], chat: _Chat) -> Prompt:
