@@ -269,3 +269,18 @@ def test_a_state_stands_after_the_accepted_tokens_alone(made):
             np.testing.assert_allclose(
                 first.view(np.float32), other.view(np.float32), atol=1e-5
             )
+
+
+def test_a_draft_on_the_targets_pages_finds_room_for_all_that_it_writes(made):
+    drafted = made("full", FrozenKV(1, 3))
+    proposer, asked = drafted.verifier.proposer, []
+    propose = proposer.propose
+
+    def checked(sequences, most):
+        for sequence, count in zip(sequences, most, strict=True):
+            asked.append(sequence.held.room - len(sequence.tokens) - count)
+        return propose(sequences, most)
+
+    proposer.propose = checked
+    drafted.generate([list(text(seed, 9)) for seed in range(2)], greedy(12))
+    assert len(asked) > 6 and min(asked) >= 0
