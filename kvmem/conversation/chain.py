@@ -13,6 +13,7 @@ model, or names what is not there any more is worth less, and never an error.
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvmem.errors import CorruptPage, FormatMismatch, say
@@ -96,10 +97,10 @@ class Chain:
         """The memories that lie in it."""
         return frozenset(span.uri for span in self.spans if span.uri is not None)
 
-    def without(self, uri: str) -> "Chain":
-        """Return the whole chunks before the first token of a memory, or below it."""
-        starts = [span.start for span in self.spans if span.is_at(uri)]
-        return self.cut(min(starts)) if starts else self
+    def without(self, is_gone: Callable[[Span], bool]) -> "Chain":
+        """Return the whole chunks before the first memory that is gone."""
+        gone = [s.start for s in self.spans if s.uri is not None and is_gone(s)]
+        return self.cut(min(gone)) if gone else self
 
     def cut(self, num_tokens: int) -> "Chain":
         """Return the whole chunks before a token; messages that are cut go."""

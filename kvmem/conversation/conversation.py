@@ -13,18 +13,27 @@ one that the model gives to the whole transcript, whatever was found again.
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Literal
 
 from kvmem.conversation import resume, transcript
 from kvmem.conversation.chain import Chain, Facts, Span
 from kvmem.conversation.resume import Judged, Resume
 from kvmem.conversation.transcript import Prompt, Turn
+from kvmem.conversation.turn import Reply, TurnInProgress
 from kvmem.errors import ConfigError, Conflict, say
 from kvmem.serve import Engine, SamplingParams
 from kvmem.serve.identity import Identity
-from kvmem.serve.request import Delta, Output
-from kvmem.session import Appended, Cooldown, Recall, Session, messages
+from kvmem.serve.request import Output
+from kvmem.session import (
+    Appended,
+    Cooldown,
+    Message,
+    Recall,
+    Session,
+    ids,
+    messages,
+)
 
 __all__ = ["Conversation", "Options", "Reply"]
 
@@ -53,22 +62,6 @@ class Options:
     memories: int = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Reply:
-    """One turn: what was answered, recalled and reused.
-
-    `saved_s` is the time that prefilling the reused tokens would have taken, at the
-    best rate of this conversation's turns; None in the first, which compiles. A turn
-    that was said again under its key is answered from the log, and has no output.
-    """
-
-    text: str
-    recall: Recall | None
-    output: Output | None = None
-    resume: Resume | None = None
-    saved_s: float | None = None
-
-
 class Conversation:
     """One actor's side of one session, on one engine; `Conversations.open` makes it."""
 
@@ -80,10 +73,12 @@ class Conversation:
         facts: Facts,
         identity: Identity,
         options: Options,
+        num_forgotten: Callable[[], int],
     ):
         self.engine, self.session, self.actor = engine, session, actor
         self.options = options
         self.identity, self._facts = identity, facts
+        self.num_forgotten = num_forgotten  # memories, by anybody, in this process
         self._best_s: float | None = None  # a prefilled token; None: no turn yet
 
     def say(self, text: str, key: str | None = None) -> Reply:
@@ -101,23 +96,25 @@ class Conversation:
             pass
         return turn.reply
 
-    def turn(self, text: str, key: str | None = None) -> "TurnInProgress":
+    def turn(self, text: str, key: str | None = None) -> TurnInProgress:
         """Take a user's message; `deltas` of what is returned streams the reply."""
-        recall = self._recalled(text, key)
+        if key is not None:
+            ids.check_key(f"{key}/assistant")  # before anything is logged under it
+        before, recall = self._asked(text, key), self._recalled(text, key)
         memories = [
             {"type": "context", "uri": each.uri, "text": each.text}
             for each in (recall.entries if recall else ())
             if each.text
         ]
         is_tail = self.options.placement == "tail"
+        turn = TurnInProgress(self, recall, () if is_tail else tuple(memories), key)
+        if before is not None:
+            turn.reply = self._logged(key, recall)
+            return turn
         parts = [{"type": "text", "text": text}, *(memories if is_tail else ())]
         carries = [recall] if recall and recall.entries and is_tail else ()
         self._require_fits(parts, () if is_tail else tuple(memories))
-        asked = self._append("user", parts, key, carries)
-        system = () if is_tail else tuple(memories)
-        turn = TurnInProgress(self, recall, system, key)
-        if asked.is_repeat:
-            turn.reply = self._logged(asked.first, recall)
+        self._append("user", parts, key, carries)
         return turn
 
     def prompt(self, system_memories: tuple[dict, ...] = ()) -> Prompt:
@@ -198,18 +195,41 @@ class Conversation:
 
     def _append(self, role: str, parts: list, key: str | None, carries=()) -> Appended:
         """Append one message, once."""
+        message = {"role": role, "parts": parts}
         return self.session.append(
-            [{"role": role, "parts": parts}],
+            [message if key is None else {**message, "turn_id": key}],
             key=None if key is None else f"{key}/{role}",
             actor=self.actor,
             carries=carries,
         )
 
-    def _logged(self, asked: int, recall: Recall | None) -> Reply | None:
-        """Return what the log says was answered to a message, None if nothing was."""
-        later = (t for t in self._turns() if t.seq > asked and t.role == "assistant")
-        answer = next(later, None)
+    def _asked(self, text: str, key: str | None) -> Message | None:
+        """Return the user's message of a turn that was said before, archived or not.
+
+        Raises:
+            Conflict: it said something else.
+        """
+        asked = self._said("user", key)
+        if asked is not None and asked.parts[0].get("text") != text:
+            law = "another message was said under it"
+            raise Conflict(say(f"a turn with key {key!r}", law, "Use a key a turn"))
+        return asked
+
+    def _logged(self, key: str, recall: Recall | None) -> Reply | None:
+        """Return what the log says was answered in a turn, None if nothing was."""
+        answer = self._said("assistant", key)
         return answer and Reply(answer.text, recall)
+
+    def _said(self, role: str, key: str | None) -> Message | None:
+        """Return the message of a role in the turn of a key."""
+        return key and next(
+            (
+                each
+                for each in self.session.messages()
+                if (each.turn_id, each.role, each.actor) == (key, role, self.actor)
+            ),
+            None,
+        )
 
     def _turns(self) -> tuple[Turn, ...]:
         return transcript.turns_of(self.session.live(), self.actor)
@@ -221,42 +241,3 @@ class Conversation:
             return ()
         parts = [] if said is None else [{"type": "text", "text": said}]
         return (Turn(-1, "system", (*parts, *memories)),)
-
-
-class TurnInProgress:
-    """A turn whose user message is in the log; stream `deltas`, then see `reply`."""
-
-    def __init__(
-        self,
-        talk: Conversation,
-        recall: Recall | None,
-        system_memories: tuple[dict, ...],
-        key: str | None,
-    ):
-        self.recall = recall
-        self.reply: Reply | None = None
-        self._talk, self._key = talk, key
-        _, self._generation = talk.session.chains.get(talk.actor)
-        self._judged, self._prompt = talk.judged(), talk.prompt(system_memories)
-
-    def deltas(self) -> Iterator[Delta]:
-        """Yield the reply's tokens; after the last one it is logged and kept."""
-        if self.reply is not None:
-            return
-        talk, engine = self._talk, self._talk.engine
-        request_id = engine.add(self._prompt.ids, talk.options.sampling, talk.identity)
-        try:
-            yield from engine.follow(request_id)
-        except BaseException:
-            engine.abort(request_id)
-            raise
-        output = engine.take_output(request_id)
-        self._finish(output)
-
-    def _finish(self, output: Output) -> None:
-        talk = self._talk
-        seq = talk.log_reply(output, self._key)
-        talk.keep(self._prompt, output, seq, self._generation)
-        found = resume.of(self._judged, self._prompt.ids, output)
-        saved = talk.saved(found, output)
-        self.reply = Reply(output.text, self.recall, output, found, saved)

@@ -14,10 +14,10 @@ Pages are kept under a salt made of the store's secret and their owner, which no
 can choose: equal texts of two users share nothing, those of one user's sessions do.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from kvmem.conversation import chain as chains
-from kvmem.conversation.chain import Chain, Facts
+from kvmem.conversation.chain import Chain, Facts, Span
 from kvmem.conversation.conversation import Conversation, Options
 from kvmem.conversation.transcript import turns_of
 from kvmem.errors import (
@@ -61,6 +61,7 @@ class Conversations:
             raise ConfigError(say("conversations of a model without one", law, cure))
         self.engine, self.sessions = engine, sessions
         self.pages = engine.recall.store
+        self.num_forgotten = 0  # a turn that was begun before does not keep its KV
         sessions.on_forget.append(self._forget)
         sessions.on_delete.append(self._delete)
         sessions.fsck_hooks.append(self._judge)
@@ -77,7 +78,13 @@ class Conversations:
         salt = me.salt()
         facts = self._facts(salt)
         return Conversation(
-            self.engine, session, actor, facts, Identity(salt=salt), options
+            self.engine,
+            session,
+            actor,
+            facts,
+            Identity(salt=salt),
+            options,
+            lambda: self.num_forgotten,
         )
 
     def resident(self, principal: Principal) -> Cooldown:
@@ -151,9 +158,13 @@ class Conversations:
     def _forget(self, principal: Principal, uri: str) -> None:
         """Cut every chain of a user before a memory, and free what followed it.
 
+        The logs do not tell it any more, wherever the item had been moved since it was
+        told; so every memory goes that stands in a chain and not in its log.
+
         Raises:
             FormatMismatch: pages of another model or format may hold it still.
         """
+        self.num_forgotten += 1
         elsewhere = set()
         for id in principal.sessions():
             session = principal.session(id)
@@ -175,7 +186,7 @@ class Conversations:
             if blob is None:
                 return None
             held = _decoded(blob)
-            left = None if held is None else held.without(uri)
+            left = None if held is None else held.without(self._gone(session, uri))
             if left == held and held is not None:
                 return None
             try:
@@ -189,6 +200,24 @@ class Conversations:
         asked = f"forgetting {uri!r} in session {session.id!r}"
         law = f"its chain was replaced {_ATTEMPTS} times meanwhile"
         raise Conflict(say(asked, law, "Forget it again"))
+
+    def _gone(self, session: Session, uri: str) -> Callable[[Span], bool]:
+        """Return what says of a memory in a chain that it is not told any more."""
+        told = {
+            (message.seq, part.get("uri"))
+            for message in session.messages()
+            for part in message.parts
+        }
+        is_gone = getattr(self.sessions.retriever, "gone", lambda me, uris: ())
+
+        def gone(span: Span) -> bool:
+            if span.is_at(uri):
+                return True
+            if span.seq >= 0:
+                return (span.seq, span.uri) not in told
+            return span.uri in is_gone(session.principal, [span.uri])
+
+        return gone
 
     def _judge(self, checked: Checked) -> Iterator[Violation]:
         """Judge a session's chains for fsck: I8 to I10."""

@@ -1,0 +1,93 @@
+"""A turn: one message of the user's, taken and answered, and what it comes to.
+
+The law: each step is durable before the next begins, and the manifest is last. A turn
+that is left half way is in the log as far as it came, and one during which something
+was forgotten keeps no KV, whatever it had been fed.
+
+    turn = talk.turn("Which tea does she like?")
+    for delta in turn.deltas():
+        print(delta.text, end="")
+    turn.reply.resume.num_reused
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvmem.conversation import resume
+from kvmem.conversation.resume import Resume
+from kvmem.serve.request import Delta, Output
+from kvmem.session import Recall
+
+if TYPE_CHECKING:
+    from kvmem.conversation.conversation import Conversation
+
+__all__ = ["Reply", "TurnInProgress"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """One turn: what was answered, recalled and reused.
+
+    `saved_s` is the time that prefilling the reused tokens would have taken, at the
+    best rate of this conversation's turns; None in the first, which compiles. A turn
+    that was said again under its key is answered from the log, and has no output.
+    """
+
+    text: str
+    recall: Recall | None
+    output: Output | None = None
+    resume: Resume | None = None
+    saved_s: float | None = None
+
+
+class TurnInProgress:
+    """A turn whose user message is in the log; stream `deltas`, then see `reply`."""
+
+    def __init__(
+        self,
+        talk: "Conversation",
+        recall: Recall | None,
+        system_memories: tuple[dict, ...],
+        key: str | None,
+    ):
+        self.recall = recall
+        self.reply: Reply | None = None
+        self._talk, self._key = talk, key
+        self._system_memories, self._forgotten = system_memories, talk.num_forgotten()
+
+    def deltas(self) -> Iterator[Delta]:
+        """Yield the reply's tokens; after the last one it is logged and kept.
+
+        What is fed is what the log says when this begins. Where something was forgotten
+        since the turn was taken, no memory that was meant for the system message is.
+        """
+        if self.reply is not None:
+            return
+        talk, engine = self._talk, self._talk.engine
+        self._begin()
+        request_id = engine.add(self._prompt.ids, talk.options.sampling, talk.identity)
+        try:
+            yield from engine.follow(request_id)
+        except BaseException:
+            engine.abort(request_id)
+            raise
+        output = engine.take_output(request_id)
+        self._finish(output)
+
+    def _begin(self) -> None:
+        """Read what is fed, and what there is of it."""
+        talk, forgotten = self._talk, self._talk.num_forgotten()
+        memories = self._system_memories if forgotten == self._forgotten else ()
+        self._forgotten = forgotten
+        _, self._generation = talk.session.chains.get(talk.actor)
+        self._judged, self._prompt = talk.judged(), talk.prompt(memories)
+
+    def _finish(self, output: Output) -> None:
+        talk = self._talk
+        seq = talk.log_reply(output, self._key)
+        if talk.num_forgotten() == self._forgotten:
+            talk.keep(self._prompt, output, seq, self._generation)
+        found = resume.of(self._judged, self._prompt.ids, output)
+        saved = talk.saved(found, output)
+        self.reply = Reply(output.text, self.recall, output, found, saved)
