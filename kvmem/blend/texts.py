@@ -86,12 +86,15 @@ def arranged(
     corpus: Corpus, encode: Encode, tokens: int, count: int
 ) -> tuple[Prompt, ...]:
     """Return `count` prompts: every order of the documents in turn, and in each a
-    question about a document that is not the first."""
+    question about a document that is not the first; the same prompt comes again only
+    when every order has had every such question."""
     cut, made = documents(corpus, encode, tokens), []
     orders = list(itertools.permutations(cut))
     for number in range(count):
-        order = orders[number * (len(cut) + 1) % len(orders)]
-        topic = order[1 + number // len(orders) % (len(order) - 1)]
+        order = orders[-number % len(orders)]
+        again, place = divmod(number, len(orders))
+        asked = place // 2 + again  # another question when an order comes again
+        topic = order[1 + asked % (len(order) - 1)]
         question = f"\n\nQuestion: {corpus.questions[topic]}\nAnswer:"
         ids = [*encode(corpus.head)] if corpus.head else []
         ids += [token for name in order for token in cut[name]]

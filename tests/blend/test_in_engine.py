@@ -211,6 +211,23 @@ def test_a_cached_prefix_comes_first_and_texts_behind_it(blending_engine, text):
     assert output.recomputed_tokens == 10
 
 
+def test_a_cached_prefix_that_ends_within_a_text_takes_its_part(blending_engine, text):
+    tokens, found = [*text(8, 3), *text(20, 1), 9], []
+    for cached in ([], [*tokens[:12], 1]):
+        engine = blending_engine(ratio=0.0)
+        engine.register(text(20, 1))
+        engine.table.clear_cache()
+        if cached:
+            answer(engine, cached)
+        request_id = engine.add(tokens, GREEDY)
+        engine.step()
+        found.append(engine.records(request_id)[12:28])
+        engine.abort(request_id)
+        output = engine.take_output(request_id)
+        assert output.cached_tokens + output.reused_tokens == (28 if cached else 20)
+    np.testing.assert_array_equal(*found)
+
+
 def test_only_equal_identities_share_texts(blending_engine, text):
     engine = blending_engine()
     mine, other = Identity(tenant="a"), Identity(tenant="b")

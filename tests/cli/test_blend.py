@@ -179,6 +179,14 @@ def test_a_config_that_blends_wants_a_gate_before_any_weight(toml, monkeypatch):
         config.load(path, env={}).engine()
 
 
+def test_every_order_has_every_question_before_a_prompt_comes_again():
+    corpus = texts.python_topics()
+    prompts = texts.arranged(corpus, lambda text: [*text.encode()], 90, 12)
+    assert len({prompt.tokens for prompt in prompts}) == 12
+    assert len({prompt.order for prompt in prompts[:6]}) == 6
+    assert len({prompt.question for prompt in prompts[:6]}) == 3
+
+
 def test_own_texts_are_files(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_text(name * 50)
