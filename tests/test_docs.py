@@ -20,7 +20,7 @@ def readme(repo_root: pathlib.Path) -> str:
 
 def known_defaults() -> dict[str, object]:
     """Return every setting of a config, and every sampling parameter."""
-    overrides = ["model.source=x", "draft.source=y", "blend.gate=z"]
+    overrides = ["model.source=x", "draft.source=y"]
     loaded = settings.read(Config, None, overrides)
     found = {s.key: s.value for s in loaded.settings if s.source == "default"}
     sampling = dataclasses.asdict(SamplingParams())
