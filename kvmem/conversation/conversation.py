@@ -13,14 +13,13 @@ one that the model gives to the whole transcript, whatever was found again.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
 from typing import Literal
 
 from kvmem.conversation import resume, transcript
 from kvmem.conversation.chain import Chain, Facts, Span
 from kvmem.conversation.resume import Judged, Resume
 from kvmem.conversation.transcript import Prompt, Turn
-from kvmem.conversation.turn import Reply, TurnInProgress
+from kvmem.conversation.turn import Forgotten, Reply, TurnInProgress
 from kvmem.errors import ConfigError, Conflict, say
 from kvmem.serve import Engine, SamplingParams
 from kvmem.serve.identity import Identity
@@ -73,12 +72,12 @@ class Conversation:
         facts: Facts,
         identity: Identity,
         options: Options,
-        num_forgotten: Callable[[], int],
+        forgotten: Forgotten,
     ):
         self.engine, self.session, self.actor = engine, session, actor
         self.options = options
         self.identity, self._facts = identity, facts
-        self.num_forgotten = num_forgotten  # memories, by anybody, in this process
+        self.forgotten = forgotten  # by anybody, in this process
         self._best_s: float | None = None  # a prefilled token; None: no turn yet
 
     def say(self, text: str, key: str | None = None) -> Reply:
@@ -99,7 +98,9 @@ class Conversation:
     def turn(self, text: str, key: str | None = None) -> TurnInProgress:
         """Take a user's message; `deltas` of what is returned streams the reply."""
         if key is not None:
-            ids.check_key(f"{key}/assistant")  # before anything is logged under it
+            ids.check_key(
+                ids.check_key(key) + "/assistant"
+            )  # before it is logged under
         before, recall = self._asked(text, key), self._recalled(text, key)
         memories = [
             {"type": "context", "uri": each.uri, "text": each.text}
@@ -210,7 +211,7 @@ class Conversation:
             Conflict: it said something else.
         """
         asked = self._said("user", key)
-        if asked is not None and asked.parts[0].get("text") != text:
+        if asked is not None and asked.said != text:
             law = "another message was said under it"
             raise Conflict(say(f"a turn with key {key!r}", law, "Use a key a turn"))
         return asked
@@ -222,7 +223,9 @@ class Conversation:
 
     def _said(self, role: str, key: str | None) -> Message | None:
         """Return the message of a role in the turn of a key."""
-        return key and next(
+        if key is None:
+            return None
+        return next(
             (
                 each
                 for each in self.session.messages()

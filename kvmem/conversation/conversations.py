@@ -20,6 +20,7 @@ from kvmem.conversation import chain as chains
 from kvmem.conversation.chain import Chain, Facts, Span
 from kvmem.conversation.conversation import Conversation, Options
 from kvmem.conversation.transcript import turns_of
+from kvmem.conversation.turn import Forgotten
 from kvmem.errors import (
     ConfigError,
     Conflict,
@@ -61,7 +62,7 @@ class Conversations:
             raise ConfigError(say("conversations of a model without one", law, cure))
         self.engine, self.sessions = engine, sessions
         self.pages = engine.recall.store
-        self.num_forgotten = 0  # a turn that was begun before does not keep its KV
+        self._forgotten = Forgotten(self._clear_up)
         sessions.on_forget.append(self._forget)
         sessions.on_delete.append(self._delete)
         sessions.fsck_hooks.append(self._judge)
@@ -84,7 +85,7 @@ class Conversations:
             facts,
             Identity(salt=salt),
             options,
-            lambda: self.num_forgotten,
+            self._forgotten,
         )
 
     def resident(self, principal: Principal) -> Cooldown:
@@ -150,6 +151,11 @@ class Conversations:
         self.engine.reset(weights_epoch=epoch)  # pages of this process name no chain
         return erased
 
+    def _clear_up(self) -> None:
+        """Free what a turn left behind that keeps no chain."""
+        if self.pages.writable:
+            self.collect()
+
     def _delete(self, session: Session, manifests: dict) -> None:
         """Free what only a session that is being deleted named."""
         if manifests:
@@ -164,7 +170,7 @@ class Conversations:
         Raises:
             FormatMismatch: pages of another model or format may hold it still.
         """
-        self.num_forgotten += 1
+        self._forgotten.count += 1  # turns that have begun keep no KV
         elsewhere = set()
         for id in principal.sessions():
             session = principal.session(id)
@@ -173,6 +179,9 @@ class Conversations:
                 if namespace not in (None, self._facts(b"").namespace):
                     elsewhere.add(namespace)
         self._retain(self._named())
+        epoch = self.engine.stats().weights_epoch
+        for each in (epoch + 1, epoch):  # what runs now is not stored when it ends
+            self.engine.reset(weights_epoch=each)
         if elsewhere:
             asked = f"forgetting in the pages of {', '.join(sorted(elsewhere))}"
             law = "this engine's store is that of another model or format"

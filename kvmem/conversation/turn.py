@@ -11,7 +11,7 @@ was forgotten keeps no KV, whatever it had been fed.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from kvmem.conversation import resume
@@ -22,7 +22,19 @@ from kvmem.session import Recall
 if TYPE_CHECKING:
     from kvmem.conversation.conversation import Conversation
 
-__all__ = ["Reply", "TurnInProgress"]
+__all__ = ["Forgotten", "Reply", "TurnInProgress"]
+
+
+@dataclasses.dataclass
+class Forgotten:
+    """How many memories were forgotten since conversations began, and what clears up.
+
+    `collect` frees pages that no chain names: those of a turn that was fed a memory
+    before it was forgotten, and was computed to its end afterwards.
+    """
+
+    collect: Callable[[], object]
+    count: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +66,7 @@ class TurnInProgress:
         self.recall = recall
         self.reply: Reply | None = None
         self._talk, self._key = talk, key
-        self._system_memories, self._forgotten = system_memories, talk.num_forgotten()
+        self._system_memories, self._forgotten = system_memories, talk.forgotten.count
 
     def deltas(self) -> Iterator[Delta]:
         """Yield the reply's tokens; after the last one it is logged and kept.
@@ -77,17 +89,19 @@ class TurnInProgress:
 
     def _begin(self) -> None:
         """Read what is fed, and what there is of it."""
-        talk, forgotten = self._talk, self._talk.num_forgotten()
-        memories = self._system_memories if forgotten == self._forgotten else ()
-        self._forgotten = forgotten
+        talk, count = self._talk, self._talk.forgotten.count
+        memories = self._system_memories if count == self._forgotten else ()
+        self._forgotten = count
         _, self._generation = talk.session.chains.get(talk.actor)
         self._judged, self._prompt = talk.judged(), talk.prompt(memories)
 
     def _finish(self, output: Output) -> None:
         talk = self._talk
         seq = talk.log_reply(output, self._key)
-        if talk.num_forgotten() == self._forgotten:
+        if talk.forgotten.count == self._forgotten:
             talk.keep(self._prompt, output, seq, self._generation)
+        else:
+            talk.forgotten.collect()
         found = resume.of(self._judged, self._prompt.ids, output)
         saved = talk.saved(found, output)
         self.reply = Reply(output.text, self.recall, output, found, saved)

@@ -155,3 +155,61 @@ def test_an_engine_without_a_store_has_no_conversations(start, make_engine):
     engine.recall = None
     with pytest.raises(ValueError, match=r"\[store\]"):
         Conversations(engine, conversations.sessions)
+
+
+@pytest.fixture
+def asking(start, short):
+    """Return `asking(...)`: conversations, their principal, and a talk that recalls."""
+
+    def asking(**options):
+        conversations, me = start()
+        me.remember(TEA, "memories/tea")
+        options = dataclasses.replace(short, memories=1, **options)
+        return conversations, me, conversations.open(me.session("s"), options=options)
+
+    return asking
+
+
+@pytest.mark.parametrize("uri", ["memories", "memories/tea"])
+@pytest.mark.parametrize("placement", ["tail", "system"])
+def test_what_was_moved_or_lay_in_a_folder_is_forgotten_where_it_was_told(
+    asking, tmp_path, chain_of, uri, placement
+):
+    conversations, me, talk = asking(placement=placement)
+    talk.say("When is it that we all have our tea, do say?"[:43])
+    chain = chain_of(talk.session)
+    (span,) = [s for s in chain.spans if s.uri]
+    start = span.start // 16 * 16
+    needle = np.asarray(chain.tokens[start : start + 16], np.int32).tobytes()
+    assert holding(tmp_path, needle)
+    if uri == "memories/tea":
+        me.items.move(uri, "facts/tea")
+        uri = "facts/tea"
+    me.forget(uri)
+    assert not holding(tmp_path, needle)
+    assert chain_of(talk.session).uris == frozenset()
+
+
+@pytest.mark.parametrize("placement", ["tail", "system"])
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_what_is_forgotten_during_a_turn_is_not_kept_by_it(
+    asking, tmp_path, placement, is_begun
+):
+    conversations, me, talk = asking(placement=placement)
+    turn = talk.turn("When is it that we all have our tea, do say?"[:43])
+    stream = turn.deltas()
+    if is_begun:
+        next(stream)
+    me.forget("memories/tea")
+    for _ in stream:
+        pass
+    fed = np.asarray(turn.reply.output.prompt_ids, np.int32)
+    said = conversations.engine.tokenizer.decode(fed.tolist())
+    assert (TEA in said) == is_begun
+    at = said.index(TEA) if is_begun else 0
+    needles = [TEA.encode(), b", ".join(str(t).encode() for t in TEA.encode())]
+    needles += [fed[at // 16 * 16 :][:16].tobytes()] if is_begun else []
+    found = [path for needle in needles for path in holding(tmp_path, needle)]
+    assert not found
+    assert talk.say("and again, when is it?").output is not None
+    assert conversations.sessions.fsck(talk.session) == ()

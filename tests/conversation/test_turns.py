@@ -64,8 +64,8 @@ def test_a_turn_said_again_holds_the_memories_that_it_held(talk, short):
 
 
 def test_a_key_that_cannot_be_kept_is_refused_before_anything_is_said(talk):
-    for key in ("k" * 5000, "\ud800"):
-        with pytest.raises((InvalidId, ValueError)):
+    for key in ("", "k" * 250, "k" * 5000):
+        with pytest.raises(InvalidId):
             talk.say("hello", key=key)
     assert not talk.session.exists or talk.session.clock == 0
 
@@ -79,7 +79,7 @@ def test_a_reader_that_goes_at_the_last_token_leaves_nothing_running(talk):
     assert talk.say("hello again").output is not None
 
 
-def test_two_turns_of_one_session_at_once_are_both_logged(talk, short, start):
+def test_two_turns_of_one_session_at_once_are_both_logged(talk, short):
     other = type(talk)(
         talk.engine,
         talk.session,
@@ -87,7 +87,7 @@ def test_two_turns_of_one_session_at_once_are_both_logged(talk, short, start):
         talk._facts,
         talk.identity,
         short,
-        talk.num_forgotten,
+        talk.forgotten,
     )
     one, two = talk.turn("the one"), other.turn("the other")
     pieces = zip(one.deltas(), two.deltas(), strict=False)
