@@ -178,7 +178,7 @@ class Decoder(nnx.Module):
                 pages, envelope, name, q, places, table, lengths, gaps=gaps
             )
             x = layer.mix(x, seen, axis_name)
-        rows = self._logits(x[:, asked - num_logits :], axis_name)
+        rows = self.head(x[:, asked - num_logits :], axis_name)
         return pages, *answers(rows, x, num_features)
 
     def enter(
@@ -189,8 +189,21 @@ class Decoder(nnx.Module):
 
     def dense(self, tokens: jax.Array, axis_name: str | None = None) -> jax.Array:
         """Read whole texts i32[S, Q] without a cache; f32[S, Q, V] logits of all."""
+        return self.head(self.rows(tokens, axis_name), axis_name)
+
+    def rows(
+        self,
+        tokens: jax.Array,
+        axis_name: str | None = None,
+        hidden: jax.Array | None = None,
+    ) -> jax.Array:
+        """Return rows f32[S, Q, D] of whole texts i32[S, Q] before the last norm.
+
+        Args:
+            hidden: f32[S, Q, D] rows of the tokens before, which draft layers read.
+        """
         spec = self.partition.spec
-        x = embedded(self.embed, tokens, axis_name)
+        x = self.enter(tokens, axis_name, hidden)
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         cos, sin = angles(spec.rope, spec.head_dim, places[None])
         for layer in self.layers:
@@ -198,9 +211,9 @@ class Decoder(nnx.Module):
             x = layer.mix(
                 x, jax.nn.dot_product_attention(q, k, v, is_causal=True), axis_name
             )
-        return self._logits(x, axis_name)
+        return x
 
-    def _logits(self, x, axis_name):
+    def head(self, x: jax.Array, axis_name: str | None = None) -> jax.Array:
         """Return the rank's logits of x [S, Q, D], padded rows -inf."""
         part = self.partition
         x = rms_norm(x, self.norm, part.spec.norm_eps)
