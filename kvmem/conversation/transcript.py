@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvmem.conversation.chain import Span
+from kvmem.errors import ConfigError
 from kvmem.model.tokenizer import Tokenizer
 from kvmem.session import Message
 
@@ -120,12 +121,15 @@ class _Chat:
         self._messages = [{"role": t.role, "content": t.text} for t in turns]
         self.answered = tokenizer.render_chat(self._messages)
         self._until = [""]
-        for count in range(1, len(turns) + 1):
-            self._until.append(
-                tokenizer.render_chat(
+        try:
+            for count in range(1, len(turns) + 1):
+                until = tokenizer.render_chat(
                     self._messages[:count], add_generation_prompt=False
                 )
-            )
+                self._until.append(until)
+        except ConfigError:  # a template that takes no beginning of it
+            self.grows = False
+            return
         each = (*self._until, self.answered)
         self.grows = all(
             later.startswith(sooner)
@@ -148,9 +152,12 @@ class _Chat:
         found in <|im_end|> too. None where a template does not say them once.
         """
         other = {**self._messages[at], "content": _STAND_IN}
-        said = self._tokenizer.render_chat(
-            [*self._messages[:at], other], add_generation_prompt=False
-        )
+        try:
+            said = self._tokenizer.render_chat(
+                [*self._messages[:at], other], add_generation_prompt=False
+            )
+        except ConfigError:  # these words it does not take
+            return None
         before = self._until[at]
         if not said.startswith(before) or said.count(_STAND_IN, len(before)) != 1:
             return None

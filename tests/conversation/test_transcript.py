@@ -121,3 +121,14 @@ def test_messages_without_words_and_of_tools_are_fed_as_the_template_has_them(
     assert "<|im_start|>tool\n<|im_end|>\n<|im_start|>user\n<|im_end|>" in shown(
         tokenizer, found.ids
     )
+
+
+def test_a_template_that_takes_no_beginning_of_a_chat_is_rendered_whole():
+    asks = "{% if messages[-1].role != 'user' %}{{ raise_exception('ask') }}{% endif %}"
+    tokenizer = made(CHATML + asks)
+    turns = [user(0, "hi"), answer(tokenizer, 1, "ho"), user(2, "so")]
+    found = transcript.prompt(tokenizer, turns)
+    chat = [{"role": turn.role, "content": turn.text} for turn in turns]
+    assert list(found.ids) == tokenizer.apply_chat(chat)
+    with pytest.raises(ValueError, match="refuses it"):
+        transcript.prompt(tokenizer, turns[:2])
