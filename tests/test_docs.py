@@ -20,9 +20,11 @@ def readme(repo_root: pathlib.Path) -> str:
 
 def known_defaults() -> dict[str, object]:
     """Return every setting of a config, and every sampling parameter."""
-    overrides = ["model.source=x", "draft.source=y"]
-    loaded = settings.read(Config, None, overrides)
-    found = {s.key: s.value for s in loaded.settings if s.source == "default"}
+    found = {}
+    for asks_for_blending in ("blend.gate=z", "blend.ratio=1.0"):  # none by default
+        overrides = ["model.source=x", "draft.source=y", asks_for_blending]
+        loaded = settings.read(Config, None, overrides)
+        found |= {s.key: s.value for s in loaded.settings if s.source == "default"}
     sampling = dataclasses.asdict(SamplingParams())
     return found | {f"sampling.{name}": value for name, value in sampling.items()}
 

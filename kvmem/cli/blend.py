@@ -1,4 +1,4 @@
-"""Check whether a model may blend: reuse text that was computed at another place.
+"""Check whether a model may reuse text that was computed elsewhere.
 
     kvmem blend check configs/models/smollm2.toml --set blend.ratio=0.15 -o gate.json
 
@@ -25,10 +25,17 @@ __all__ = ["Arguments", "run"]
 _QUESTION = "What is this about?"
 _MORE_TOKENS = 128  # of a head, a question and an answer
 
+_Out = Annotated[
+    str,
+    tyro.conf.arg(
+        metavar="FILE", aliases=("-o",), help_behavior_hint="(default: none)"
+    ),
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class Arguments(console.Common):
-    """Check whether a model may blend: reuse text that was computed at another place.
+    """Check whether a model may reuse text that was computed elsewhere.
 
     Args:
         action: what to do.
@@ -45,7 +52,7 @@ class Arguments(console.Common):
 
     action: tyro.conf.Positional[Literal["check"]]
     path: tyro.conf.Positional[str]
-    out: Annotated[str, tyro.conf.arg(metavar="FILE", aliases=("-o",))] = ""
+    out: _Out = ""
     texts: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     question: str = _QUESTION
     tokens: int = 1_440
