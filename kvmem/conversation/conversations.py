@@ -202,6 +202,7 @@ class Conversations:
                 if left is None:
                     session.chains.drop(actor, generation)
                     return None
+                left = self._at_hand(session.principal, left)
                 session.chains.put(actor, left.encode(), generation)
                 return held.facts.namespace
             except Conflict:
@@ -209,6 +210,14 @@ class Conversations:
         asked = f"forgetting {uri!r} in session {session.id!r}"
         law = f"its chain was replaced {_ATTEMPTS} times meanwhile"
         raise Conflict(say(asked, law, "Forget it again"))
+
+    def _at_hand(self, owner: Principal, held: Chain) -> Chain:
+        """Cut a chain to what can be resumed: states are not kept at every chunk."""
+        salt = owner.salt()
+        if held.facts != self._facts(salt):
+            return held
+        there = self.pages.contains(held.keys(Identity(salt=salt)))
+        return held.cut(there * held.facts.chunk_tokens)
 
     def _gone(self, session: Session, uri: str) -> Callable[[Span], bool]:
         """Return what says of a memory in a chain that it is not told any more."""

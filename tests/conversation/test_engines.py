@@ -39,6 +39,7 @@ def start_tiny(repo_root, tmp_path):
         each.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["gemma3_tiny", "qwen3_next_tiny"])
 def test_several_groups_of_layers_resume_and_forget(start_tiny, short, name, tmp_path):
     short = dataclasses.replace(short, memories=1)
