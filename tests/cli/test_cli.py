@@ -245,8 +245,9 @@ def _spelled(field: dataclasses.Field, owner) -> str:
     if owner is None:
         if field.default == "":
             return "default: none"
-        plain = field.default is not None
-        return f"default: {field.default}" if plain else "default: the config's"
+        if field.default is None:
+            return "default: the config's"
+        return f"default: {shlex.quote(str(field.default))}"
     room, name = owner
     (default,) = [f.default for f in dataclasses.fields(room) if f.name == name]
     tail = "" if default is None else f", else {default}"
