@@ -78,7 +78,7 @@ class Prose:
 
 def _asked(rng: random.Random, who: str, what: str) -> str:
     """Return small talk and a question."""
-    talk = " ".join(rng.choices(_TALK, k=rng.randint(3, 14))).capitalize()
+    talk = " ".join(rng.choices(_TALK, k=rng.randint(2, 7))).capitalize()
     question = rng.choice(
         (
             f"Where would {who} look for that {what}?",
