@@ -25,8 +25,8 @@ def layered(tiny_model, shared_steps, monkeypatch):
     """An engine of the tiny model, with draft layers in its pool or without any."""
     monkeypatch.setattr(loops, "Stepper", shared_steps)
 
-    def make(layers=1, pages=90, draft_tokens=3, tp=1, store=None, **serve):
-        model, topology = tiny_model(), Topology(tp)
+    def make(layers=1, pages=90, draft_tokens=3, tp=1, dcp=1, store=None, **serve):
+        model, topology = tiny_model(), Topology(tp, dcp)
         groups = geometry.group_layers(model.spec.layer_specs("float32"), 4)
         draft, joint = None, groups
         if layers:
@@ -121,10 +121,11 @@ def test_the_layers_keep_of_a_text_what_one_reading_of_it_leaves(layered):
 
 
 @pytest.mark.long
-def test_draft_layers_on_head_shards_give_the_same_tokens(layered, engine):
+@pytest.mark.parametrize(("tp", "dcp"), [(2, 1), (1, 2), (2, 2)])
+def test_draft_layers_on_shards_give_the_same_tokens(layered, engine, tp, dcp):
     prompts = [text(seed, 9 + 5 * seed) for seed in range(3)]
     plain = engine().generate(prompts, greedy(12))
-    outputs = layered(tp=2).generate(prompts, greedy(12))
+    outputs = layered(tp=tp, dcp=dcp).generate(prompts, greedy(12))
     assert [o.output_ids for o in outputs] == [o.output_ids for o in plain]
 
 
