@@ -13,6 +13,7 @@ Under each reply stands what was recalled and what was reused.
 """
 
 import dataclasses
+import io
 import os
 import pathlib
 import sys
@@ -129,6 +130,9 @@ def _greet(talk: "Conversation") -> None:
 def _lines() -> Iterator[str]:
     """Yield what is typed, line by line; a prompt is shown to a terminal alone."""
     asks = sys.stdin.isatty()
+    for stream in (sys.stdin, sys.stdout):  # bytes that are no text end no chat
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     while True:
         try:
             line = input("> " if asks else "")
@@ -139,7 +143,10 @@ def _lines() -> Iterator[str]:
 
 
 def _answer(talk: "Conversation", line: str) -> None:
-    """Do what a line says; a refusal is said, and the chat goes on."""
+    """Do what a line says; a refusal is said, and the chat goes on.
+
+    So it does where Ctrl-C stops a reply: what was asked stays in the log.
+    """
     try:
         if line.startswith("/"):
             print(f"[{_command(talk, line)}]")
@@ -148,8 +155,10 @@ def _answer(talk: "Conversation", line: str) -> None:
         for delta in turn.deltas():
             print(delta.text, end="", flush=True)
         print(f"\n[{_said(turn.reply)}]")
-    except errors.KVMemError as refused:
+    except (errors.KVMemError, OSError) as refused:
         print(f"[{refused}]")
+    except KeyboardInterrupt:
+        print("\n[stopped]")
 
 
 def _command(talk: "Conversation", line: str) -> str:

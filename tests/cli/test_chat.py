@@ -62,3 +62,24 @@ def test_memories_of_one_actor_are_not_recalled_for_another(chat):
     assert "recalled nothing" in said
     _, said = chat(["When is tea served?"], "--actor", "planner")
     assert "recalled peers/planner" in said
+
+
+def test_bytes_that_are_no_text_end_no_chat(chat, monkeypatch):
+    raw = io.TextIOWrapper(io.BytesIO(b"caf\xe9?\n/who\n"), encoding="utf-8")
+    monkeypatch.setattr(io, "StringIO", lambda _: raw)
+    _, said, who = chat([])
+    assert "reused 0 of" in said
+    assert who == "[me of local; memories: none]"
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError("the disk is full")])
+def test_a_reply_that_is_stopped_ends_no_chat(chat, monkeypatch, stop):
+    def stops(*_):
+        raise stop
+
+    with monkeypatch.context() as patched:
+        patched.setattr("kvmem.conversation.turn.TurnInProgress.deltas", stops)
+        _, said, who = chat(["hello", "/who"])
+    assert said in ("[stopped]", "[the disk is full]")
+    assert who == "[me of local; memories: none]"
+    assert chat(["and now?"])[0].startswith("[s: 1 messages, no KV")
