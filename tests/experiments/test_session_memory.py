@@ -26,7 +26,7 @@ def test_the_smoke_config_runs_whole(repo_root, tmp_path, monkeypatch, capsys):
     assert found["tail_resident_doubled_tokens"] == 0
     assert found["tail_never_doubled_tokens"] > 0
     assert found["system_turns_misses"] > found["system_resident_misses"] == 0
-    reused = "{}_never_reused_tokens_a_turn"
+    reused = "{}_resident_reused_tokens_a_turn"
     assert found[reused.format("tail")] > found[reused.format("system")]
     assert pathlib.Path(data["picture"]).stat().st_size > 1000
 
