@@ -3,7 +3,8 @@
 The law: ids follow from the log and the tokenizer alone. What a model generated stands
 in the log with its ids, and is fed again as it was: a text does not always come back
 from its own words, and a template may strip some of them. Each memory is encoded by
-itself, so that its tokens are its own.
+itself, so that its tokens are its own, and a special token that somebody spells in a
+message is words: it begins no other message.
 
     prompt = transcript.prompt(tokenizer, turns)
     prompt.ids, prompt.spans
@@ -205,9 +206,19 @@ def _encoded(tokenizer, text: str, turn: Turn, frame: _Frame | None) -> _Piece:
     """Encode a message, each memory in it by itself."""
     ids: list[int] = []
     memories = []
-    for segment, uri in _segments(text, turn, frame):
+    cuts = _segments(text, turn, frame)
+    said = range(0)  # where special tokens are words like others
+    if frame is not None and tokenizer.spells_special(turn.text):
+        said = range(len(frame.opening), len(text) - len(frame.closing))
+        cuts = _cut_at(cuts, said)
+    at = 0
+    for segment, uri in cuts:
         start = len(ids)
-        ids += tokenizer.encode(segment, add_special_tokens=False)
+        if at in said:
+            ids += tokenizer.encode_words(segment)
+        else:
+            ids += tokenizer.encode(segment, add_special_tokens=False)
+        at += len(segment)
         if uri is not None:
             memories.append((uri, start, len(ids)))
     lost = {part["uri"] for part in turn.memories} - {uri for uri, _, _ in memories}
@@ -239,6 +250,23 @@ def _segments(
             at = end + 1  # parts are lines
     cuts.append((text[done:], None))
     return [(segment, uri) for segment, uri in cuts if segment]
+
+
+def _cut_at(
+    cuts: list[tuple[str, str | None]], said: range
+) -> list[tuple[str, str | None]]:
+    """Return segments that lie inside of what was said, or outside of it."""
+    found, at = [], 0
+    for segment, uri in cuts:
+        edges = [0, said.start - at, said.stop - at, len(segment)]
+        edges = sorted(min(max(edge, 0), len(segment)) for edge in edges)
+        found += [
+            (segment[first:end], uri)
+            for first, end in zip(edges, edges[1:], strict=False)
+            if first < end
+        ]
+        at += len(segment)
+    return found
 
 
 def _begin(text: str, words: str, frame: _Frame | None) -> int | None:

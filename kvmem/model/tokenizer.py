@@ -49,11 +49,27 @@ class Tokenizer:
         self.eos_ids = tuple(eos_ids)
         self.template = template
         self.identity = identity
+        self._plain: tokenizers.Tokenizer | None = None
 
     @property
     def max_id(self) -> int:
         """Return the highest id that has a text."""
         return max(self._core.get_vocab().values(), default=-1)
+
+    def spells_special(self, text: str) -> bool:
+        """Say whether a special token of the vocabulary is written in a text."""
+        added = self._core.get_added_tokens_decoder().values()
+        return any(token.special and token.content in text for token in added)
+
+    def encode_words(self, text: str) -> list[int]:
+        """Turn text into ids; special tokens written in it are words like others.
+
+        For what somebody said: it can begin no message and end none.
+        """
+        if self._plain is None:
+            self._plain = tokenizers.Tokenizer.from_str(self._core.to_str())
+            self._plain.encode_special_tokens = True
+        return self._plain.encode(text, add_special_tokens=False).ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Turn text into ids; special tokens written in the text are recognised.
