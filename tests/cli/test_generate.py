@@ -42,7 +42,7 @@ def test_greedy_tokens_come_as_text_and_as_json(argv, capsys):
         (["--greedy", "--temperature", "0.5"], "--greedy with --temperature 0.5"),
         (["--max-tokens", "0"], "max_tokens >= 1"),
         (["--set", "serve.max_bach=2"], "nearest known key is serve.max_batch"),
-        (["--set", "draft.source=x"], "does not run one"),
+        (["--set", "draft.source=x"], "a draft model proposes by an algorithm"),
     ],
 )
 def test_bad_input_is_refused_before_any_weight_is_read(

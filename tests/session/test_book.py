@@ -71,6 +71,9 @@ def test_what_is_acknowledged_was_synced(other, me):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:os.fork:RuntimeWarning"
+)  # jax's, where it is loaded
 def test_a_forked_child_uses_connections_of_its_own(me):
     me.remember("green")
 

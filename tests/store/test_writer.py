@@ -56,7 +56,7 @@ def test_the_thread_lives_no_longer_than_the_work():
     deadline = time.monotonic() + 5
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # another's may have ended too
 
 
 def test_a_write_that_hangs_holds_up_the_next_for_its_lease_and_no_longer(gate):
