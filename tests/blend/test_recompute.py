@@ -134,7 +134,7 @@ def test_pages_are_those_of_a_dense_blend(blending_engine, dense, text, ratio, c
     tokens, runs = parts(text, PROMPT)
     wanted, chosen = expected(dense, tokens, runs, text, ratio, check)
     found, _ = pages_of(engine, tokens)
-    np.testing.assert_allclose(found, wanted, atol=2e-5)
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
     assert len(chosen) == 13 + int(44 * ratio)
 
 
