@@ -10,6 +10,7 @@ undeclared rule is an error); `decode` of a whole list equals the joined pieces 
     tok.apply_chat([{"role": "user", "content": "Hi"}])
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -49,27 +50,34 @@ class Tokenizer:
         self.eos_ids = tuple(eos_ids)
         self.template = template
         self.identity = identity
-        self._plain: tokenizers.Tokenizer | None = None
 
-    @property
+    @functools.cached_property
     def max_id(self) -> int:
         """Return the highest id that has a text."""
         return max(self._core.get_vocab().values(), default=-1)
 
     def spells_special(self, text: str) -> bool:
         """Say whether a special token of the vocabulary is written in a text."""
+        return any(special in text for special in self._specials)
+
+    @functools.cached_property
+    def _specials(self) -> tuple[str, ...]:
         added = self._core.get_added_tokens_decoder().values()
-        return any(token.special and token.content in text for token in added)
+        return tuple(token.content for token in added if token.special)
+
+    @functools.cached_property
+    def _words(self) -> tokenizers.Tokenizer:
+        """The core once more, which knows no special tokens in a text."""
+        core = tokenizers.Tokenizer.from_str(self._core.to_str())
+        core.encode_special_tokens = True
+        return core
 
     def encode_words(self, text: str) -> list[int]:
         """Turn text into ids; special tokens written in it are words like others.
 
         For what somebody said: it can begin no message and end none.
         """
-        if self._plain is None:
-            self._plain = tokenizers.Tokenizer.from_str(self._core.to_str())
-            self._plain.encode_special_tokens = True
-        return self._plain.encode(text, add_special_tokens=False).ids
+        return self._words.encode(text, add_special_tokens=False).ids
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Turn text into ids; special tokens written in the text are recognised.
