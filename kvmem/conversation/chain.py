@@ -20,7 +20,7 @@ from kvmem.errors import CorruptPage, FormatMismatch, say
 from kvmem.serve.identity import Identity
 from kvmem.store import PageKey, chain_keys
 
-__all__ = ["Chain", "Facts", "Span", "salt_tag"]
+__all__ = ["Chain", "Facts", "Span", "read", "salt_tag"]
 
 _VERSION = 1
 
@@ -142,6 +142,14 @@ class Chain:
             asked = f"a chain's manifest of version {version!r}"
             raise FormatMismatch(say(asked, law, "It counts as no chain"))
         return made
+
+
+def read(blob: bytes) -> Chain | None:
+    """Return a manifest, None where it cannot be read."""
+    try:
+        return Chain.decode(blob)
+    except (CorruptPage, FormatMismatch):
+        return None
 
 
 def _made(fields: dict) -> Chain:

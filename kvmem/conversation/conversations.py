@@ -24,7 +24,6 @@ from kvmem.conversation.turn import Forgotten
 from kvmem.errors import (
     ConfigError,
     Conflict,
-    CorruptPage,
     FormatMismatch,
     StoreLocked,
     say,
@@ -134,7 +133,7 @@ class Conversations:
         """Yield every key that a chain of any session names, that of `but` excepted."""
         sessions, gone = self.sessions, None if but is None else but.place.identity
         for identity, _, blob in named.chains(sessions.root, sessions.io):
-            held = _decoded(blob)
+            held = chains.read(blob)
             if identity == gone or held is None:
                 continue
             owner = sessions.principal(identity.account, identity.user)
@@ -194,7 +193,7 @@ class Conversations:
             blob, generation = session.chains.get(actor)
             if blob is None:
                 return None
-            held = _decoded(blob)
+            held = chains.read(blob)
             left = None if held is None else held.without(self._gone(session, uri))
             if left == held and held is not None:
                 return None
@@ -243,7 +242,7 @@ class Conversations:
         mine = self._facts(owner.salt())
         for actor, blob in checked.manifests.items():
             who = f"the chain of {actor or 'the user'}"
-            held = _decoded(blob)
+            held = chains.read(blob)
             if held is None:
                 yield Violation("I8", f"{who} cannot be read")
                 continue
@@ -258,11 +257,3 @@ class Conversations:
                 there = self.pages.contains(keys)
                 if there < len(keys):
                     yield Violation("I9", f"{who}: {there} of {len(keys)} chunks")
-
-
-def _decoded(blob: bytes) -> Chain | None:
-    """Return a manifest, None where it cannot be read."""
-    try:
-        return Chain.decode(blob)
-    except (CorruptPage, FormatMismatch):
-        return None

@@ -21,8 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvmem.conversation.chain import Chain, Facts
-from kvmem.errors import CorruptPage, FormatMismatch
+from kvmem.conversation.chain import Chain, Facts, read
 from kvmem.serve.request import Output
 
 __all__ = ["Judged", "Resume", "expected", "judge", "of"]
@@ -64,9 +63,8 @@ def judge(blob: bytes | None, fault: str | None, facts: Facts, newest: int) -> J
     """
     if blob is None:
         return Judged(None, "damaged" if fault else "new")
-    try:
-        chain = Chain.decode(blob)
-    except (CorruptPage, FormatMismatch):
+    chain = read(blob)
+    if chain is None:
         return Judged(None, "damaged")
     if chain.facts._replace(salt=facts.salt) != facts:
         return Judged(None, "format")

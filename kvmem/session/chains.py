@@ -12,9 +12,11 @@ import dataclasses
 import json
 import zlib
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from kvmem.errors import Conflict, CorruptPage, FormatMismatch, say
 from kvmem.session import files, ids, log, materialise, tombstone
+from kvmem.session.identity import Identity
 from kvmem.session.place import CHAINS, Place
 
 FORMAT = "kvmem.session.chain"
@@ -32,10 +34,10 @@ class Chains:
         """Return an actor's chain and its generation, (None, 0) without one."""
         tombstone.check(self._place, self._generation)
         try:
-            fields, blob = _read(self._place, actor)
-        except (FileNotFoundError, CorruptPage, FormatMismatch):
+            held = _read(self._place, actor)
+        except (FileNotFoundError, CorruptPage):
             return None, 0
-        return blob, fields["generation"]
+        return held.blob, held.generation
 
     def fault(self, actor: str | None = None) -> str | None:
         """Return why a chain that is there reads as none, None where all is well."""
@@ -43,7 +45,7 @@ class Chains:
             _read(self._place, actor)
         except FileNotFoundError:
             return None
-        except (CorruptPage, FormatMismatch) as bad:
+        except CorruptPage as bad:
             return str(bad)
         return None
 
@@ -81,15 +83,7 @@ class Chains:
     def actors(self) -> tuple[str | None, ...]:
         """Return whose chains there are, the user's own as None."""
         tombstone.check(self._place, self._generation)
-        found = []
-        for name in self._place.io.names(self._place.file(CHAINS)):
-            if not name.endswith(_SUFFIX):
-                continue
-            data = self._place.io.read(self._place.file(CHAINS) / name)
-            fields = _head(self._place, data)
-            if fields is not None:
-                found.append(fields["actor"])
-        return tuple(found)
+        return tuple(manifests(self._place))
 
     def _check(self, actor: str | None, generation: int) -> None:
         tombstone.check(self._place, self._generation)
@@ -102,22 +96,42 @@ class Chains:
             )
 
 
+class Held(NamedTuple):
+    """What a chain's file says: whose it is, and the chain's own bytes."""
+
+    identity: Identity
+    actor: str | None
+    generation: int
+    blob: bytes
+
+
+def parse(data: bytes) -> Held | None:
+    """Return what the bytes of a file say, None where they are no whole chain."""
+    head, _, blob = data.partition(b"\n")
+    try:
+        fields = json.loads(head)
+        identity = Identity(*(fields[name] for name in Identity._fields))
+        identity.check(fields, FORMAT)
+        is_whole = (len(blob), zlib.crc32(blob)) == (fields["nbytes"], fields["crc"])
+        held = Held(identity, fields["actor"], fields["generation"], blob)
+    except (ValueError, KeyError, TypeError, FormatMismatch):
+        return None
+    return held if is_whole else None
+
+
 def manifests(place: Place) -> Mapping[str | None, bytes]:
     """Return every readable chain of a session, for who frees what they name."""
-    folder, found = place.file(CHAINS), {}
-    for name in place.io.names(folder):
-        if name.endswith(_SUFFIX):
-            fields = _head(place, place.io.read(folder / name))
-            if fields is not None:
-                found[fields["actor"]] = _read(place, fields["actor"])[1]
-    return found
+    folder = place.file(CHAINS)
+    names = (name for name in place.io.names(folder) if name.endswith(_SUFFIX))
+    every = (_own(place, place.io.read(folder / name)) for name in names)
+    return {held.actor: held.blob for held in every if held is not None}
 
 
 def drop_damaged(place: Place) -> None:
     """Take away chains that nobody can read for what they hold; under the lock."""
     folder = place.file(CHAINS)
     for name in place.io.names(folder):
-        if _head(place, place.io.read(folder / name)) is None:
+        if _own(place, place.io.read(folder / name)) is None:
             place.io.unlink(folder / name)
             place.io.sync_dir(folder)
 
@@ -138,23 +152,16 @@ def _encoded(place: Place, actor: str | None, blob: bytes, generation: int) -> b
     return json.dumps(fields).encode() + b"\n" + blob
 
 
-def _head(place: Place, data: bytes) -> dict | None:
-    """Return the first line's fields if the file is whole and this session's."""
-    head, _, blob = data.partition(b"\n")
-    try:
-        fields = json.loads(head)
-        place.identity.check(fields, FORMAT)
-        is_whole = (len(blob), zlib.crc32(blob)) == (fields["nbytes"], fields["crc"])
-    except (ValueError, KeyError, AttributeError):
-        return None
-    return fields if is_whole else None
+def _own(place: Place, data: bytes) -> Held | None:
+    """Return what the bytes of a file say if it is whole and this session's."""
+    held = parse(data)
+    return held if held and held.identity == place.identity else None
 
 
-def _read(place: Place, actor: str | None) -> tuple[dict, bytes]:
-    data = place.io.read(place.file(CHAINS) / _file_name(actor))
-    fields = _head(place, data)
-    if fields is None or fields["actor"] != actor:
+def _read(place: Place, actor: str | None) -> Held:
+    held = _own(place, place.io.read(place.file(CHAINS) / _file_name(actor)))
+    if held is None or held.actor != actor:
         asked = f"the chain of {actor or 'the user'} in {place.identity.session!r}"
         law = "its file is damaged, of another version, or another session's"
         raise CorruptPage(say(asked, law, "It counts as no chain; put another"))
-    return fields, data.partition(b"\n")[2]
+    return held

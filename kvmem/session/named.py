@@ -6,13 +6,11 @@ and what this reads is shown to nobody.
     for identity, actor, blob in named.chains(store.root, store.io): ...
 """
 
-import json
-import zlib
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvmem.errors import FormatMismatch
-from kvmem.session.chains import FORMAT
+from kvmem.session.chains import Held, parse
 from kvmem.session.identity import Identity
 from kvmem.session.io import OsIO
 from kvmem.session.place import CHAINS
@@ -24,9 +22,9 @@ def chains(root: Path, io: OsIO) -> Iterator[tuple[Identity, str | None, bytes]]
         for user in _folders(account / "users", io):
             for session in _folders(user / "sessions", io):
                 for name in io.names(session / CHAINS):
-                    found = _read(session / CHAINS / name, io)
-                    if found is not None:
-                        yield found
+                    held = _read(session / CHAINS / name, io)
+                    if held is not None:
+                        yield held.identity, held.actor, held.blob
 
 
 def _folders(parent: Path, io: OsIO) -> Iterator[Path]:
@@ -36,13 +34,7 @@ def _folders(parent: Path, io: OsIO) -> Iterator[Path]:
             yield parent / name
 
 
-def _read(path: Path, io: OsIO) -> tuple[Identity, str | None, bytes] | None:
-    try:
-        head, _, blob = io.read(path).partition(b"\n")
-        fields = json.loads(head)
-        identity = Identity(*(fields[name] for name in Identity._fields))
-        identity.check(fields, FORMAT)
-        is_whole = (len(blob), zlib.crc32(blob)) == (fields["nbytes"], fields["crc"])
-    except (OSError, ValueError, KeyError, TypeError, FormatMismatch):
-        return None
-    return (identity, fields["actor"], blob) if is_whole else None
+def _read(path: Path, io: OsIO) -> Held | None:
+    with contextlib.suppress(OSError):  # it was taken away meanwhile
+        return parse(io.read(path))
+    return None
