@@ -98,9 +98,7 @@ class Conversation:
     def turn(self, text: str, key: str | None = None) -> TurnInProgress:
         """Take a user's message; `deltas` of what is returned streams the reply."""
         if key is not None:
-            ids.check_key(
-                ids.check_key(key) + "/assistant"
-            )  # before it is logged under
+            ids.check_key(f"{ids.check_key(key)}/assistant")  # what a reply is kept by
         before, recall = self._asked(text, key), self._recalled(text, key)
         memories = [
             {"type": "context", "uri": each.uri, "text": each.text}

@@ -177,10 +177,8 @@ class Conversations:
                 namespace = self._cut(session, actor, uri)
                 if namespace not in (None, self._facts(b"").namespace):
                     elsewhere.add(namespace)
+        self.engine.disown()  # what runs may have been fed it
         self._retain(self._named())
-        epoch = self.engine.stats().weights_epoch
-        for each in (epoch + 1, epoch):  # what runs now is not stored when it ends
-            self.engine.reset(weights_epoch=each)
         if elsewhere:
             asked = f"forgetting in the pages of {', '.join(sorted(elsewhere))}"
             law = "this engine's store is that of another model or format"

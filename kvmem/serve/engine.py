@@ -294,6 +294,14 @@ class Engine(Answers):
             running=tuple(sorted({s.request_id for s in self.scheduler.running})),
         )
 
+    def disown(self) -> None:
+        """Let what the sequences that run compute be neither cached nor stored.
+
+        They go on, and are answered. What is cached already stays: see `reset`.
+        """
+        with self._guard("disown"):
+            self.scheduler.disown()
+
     def register(self, text: Prompt, identity: Identity = PLAIN) -> int:
         """Compute a text exactly, so that it is found at any place of later prompts.
 

@@ -223,11 +223,15 @@ class Scheduler:
         """
         if weights_epoch != self.weights_epoch:
             self.weights_epoch = weights_epoch
-            for sequence in self.running:
-                sequence.is_mixed = True
+            self.disown()
             for sequence in self.waiting:
                 sequence.identity = sequence.identity.at_epoch(weights_epoch)
         return self.table.clear_cache()
+
+    def disown(self) -> None:
+        """Publish nothing of the sequences that run, from now on."""
+        for sequence in self.running:
+            sequence.is_mixed = True
 
     def objections(self) -> tuple[str, ...]:
         """Return the laws of the pages that do not hold."""

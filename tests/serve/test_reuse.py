@@ -258,6 +258,26 @@ def test_a_reset_with_the_same_weights_only_forgets(engine):
     assert made.generate(text(12, 20), greedy(1))[0].cached_tokens == 16
 
 
+def test_what_is_disowned_is_answered_and_neither_cached_nor_stored(engine, open_store):
+    with open_store() as kept:
+        made = engine(store=kept)
+        (alone,) = made.generate(text(14, 20), greedy(4))
+        made.reset(weights_epoch=0)
+        written, request_id = kept.stats().written, made.add(text(12, 20), greedy(4))
+        for _ in range(3):
+            made.step()
+        made.reset(weights_epoch=0)
+        made.disown()
+        while made.has_work:
+            made.step()
+        assert len(made.take_output(request_id).output_ids) == 4
+        assert kept.stats().written == written
+        assert made.accounts.evictable == 0
+        (again,) = made.generate(text(14, 20), greedy(4))  # later ones are kept again
+        assert (again.output_ids, again.stored_tokens) == (alone.output_ids, 16)
+        assert made.accounts.evictable > 0
+
+
 def test_nothing_is_published_before_its_pages_are_filled(engine):
     made = engine(prefill_chunk=16)
     prompt = text(13, 40)
