@@ -14,7 +14,12 @@ from kvmem.canonical.elect import Turn
 from kvmem.canonical.format import FORMAT_VERSION, format_fields, format_id
 from kvmem.canonical.grid import RunGrid, grids
 from kvmem.canonical.judge import Objection, judge
-from kvmem.canonical.mapping import RECORD, canonical_envelope, mapping
+from kvmem.canonical.mapping import (
+    RECORD,
+    canonical_envelope,
+    mapping,
+    record_offsets,
+)
 from kvmem.canonical.plan import CopyPlan, check, plan
 from kvmem.canonical.runs import CopyRun
 
@@ -36,4 +41,5 @@ __all__ = [
     "judge",
     "mapping",
     "plan",
+    "record_offsets",
 ]

@@ -16,7 +16,9 @@ one record a checkpoint, and every token shard keeps the whole of it.
 """
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+import types
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from kvmem.canonical.runs import CopyRun, fold, join
@@ -34,6 +36,7 @@ __all__ = [
     "canonical_envelope",
     "mapping",
     "page_tokens",
+    "record_offsets",
     "rows",
     "token_spans",
 ]
@@ -137,6 +140,15 @@ def canonical_envelope(
                     )
                     end += field.head_nbytes
     return Envelope(tuple(entries), num_tokens, RECORD, num_tokens * end)
+
+
+@functools.lru_cache(maxsize=64)
+def record_offsets(group: LifecycleGroup) -> Mapping[tuple[str, str, int], int]:
+    """Return where each (layer, field, head) begins in one token's record."""
+    entries = canonical_envelope(group, 1).entries
+    return types.MappingProxyType(
+        {(e.field.layer, e.field.name, e.head0): e.offset for e in entries}
+    )
 
 
 def token_spans(

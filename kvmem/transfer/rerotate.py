@@ -17,7 +17,7 @@ import itertools
 import numpy as np
 
 from kvmem import errors
-from kvmem.canonical import canonical_envelope
+from kvmem.canonical import record_offsets
 from kvmem.geometry import LifecycleGroup, np_dtype, quantise
 from kvmem.geometry import rerotate as turning
 from kvmem.geometry.rerotate import Turn
@@ -64,8 +64,7 @@ def _turn_all(group: LifecycleGroup, records: np.ndarray, delta: np.ndarray) -> 
         _turn_all(group, rows, delta[changed])
         records[changed] = rows
         return
-    entries = canonical_envelope(group, 1).entries
-    starts = {(e.field.layer, e.field.name, e.head0): e.offset for e in entries}
+    starts = record_offsets(group)
     for layer in group.layers:
         for turn in turning.turns(layer):
             for head in range(turn.field.rows):

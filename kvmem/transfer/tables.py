@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvmem import errors
-from kvmem.canonical import CopyPlan, canonical_envelope
+from kvmem.canonical import CopyPlan, record_offsets
 
 __all__ = ["Runs", "tables"]
 
@@ -48,10 +48,7 @@ def tables(
             that lie in several places.
     """
     _require_one_run_of_tokens(plan, rank)
-    record = {
-        (entry.field.layer, entry.field.name, entry.head0): entry.offset
-        for entry in canonical_envelope(plan.group, 1).entries
-    }
+    record = record_offsets(plan.group)
     alike = collections.defaultdict(list)
     for entry in plan.envelope(rank).entries:
         field = entry.field
