@@ -1,8 +1,9 @@
 """Books: what fails is said in words, and leaves what was there."""
 
 import errno
-import multiprocessing
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 
@@ -70,21 +71,30 @@ def test_what_is_acknowledged_was_synced(other, me):
         assert cursor.execute("PRAGMA secure_delete").fetchone() == (1,)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.filterwarnings(
-    "ignore:os.fork:RuntimeWarning"
-)  # jax's, where it is loaded
-def test_a_forked_child_uses_connections_of_its_own(me):
-    me.remember("green")
+FORKS = """
+import multiprocessing, sys
+from kvmem.session import SessionStore
 
-    def child(results):
-        me.remember("black")
-        results.put([item.text for item in me.items.list()])
+me = SessionStore.open(sys.argv[1]).principal("lab", "ann")
+me.remember("green")
 
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    process = context.Process(target=child, args=(results,))
-    process.start()
-    assert sorted(results.get()) == ["black", "green"]
-    process.join()
-    assert sorted(item.text for item in me.items.list()) == ["black", "green"]
+def child(results):
+    me.remember("black")
+    results.put([item.text for item in me.items.list()])
+
+context = multiprocessing.get_context("fork")
+results = context.SimpleQueue()
+process = context.Process(target=child, args=(results,))
+process.start()
+assert sorted(results.get()) == ["black", "green"]
+process.join()
+assert sorted(item.text for item in me.items.list()) == ["black", "green"]
+print("both have both")
+"""
+
+
+def test_a_forked_child_uses_connections_of_its_own(tmp_path):
+    """In a process of its own: what other tests load here must not be forked."""
+    command = [sys.executable, "-c", FORKS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "both have both\n", done.stderr

@@ -110,11 +110,12 @@ class Bucket(NamedTuple):
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """Return the address of moto's S3 server, in a process of its own."""
+    """Return the address of moto's S3 server, in a process of its own, puts in turn."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    script = Path(__file__).with_name("s3_server.py")
+    command = [sys.executable, str(script), str(port)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, **quiet) as server:
         endpoint = f"http://127.0.0.1:{port}"

@@ -51,12 +51,12 @@ def test_a_failure_that_nobody_asked_about_is_kept_for_close():
 
 def test_the_thread_lives_no_longer_than_the_work():
     writer = Writer(60)
-    before = threading.active_count()
+    before = set(threading.enumerate())  # other tests' threads may end meanwhile
     writer.submit(lambda lease: None).result()
     deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
+    while set(threading.enumerate()) - before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() <= before  # another's may have ended too
+    assert set(threading.enumerate()) - before == set()
 
 
 def test_a_write_that_hangs_holds_up_the_next_for_its_lease_and_no_longer(gate):
