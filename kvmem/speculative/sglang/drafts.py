@@ -15,7 +15,7 @@ from kvmem.speculative.sglang.words import (
     among,
     listed,
     row,
-    told,
+    target_backends,
 )
 
 __all__ = ["GATES"]
@@ -28,10 +28,6 @@ _BLOCK = 16  # tokens of a dflash block where none is given
 
 def _runs(plan: SpecPlan) -> str | None:
     return frozen.promoted(plan).algorithm
-
-
-def _target_backends(plan: SpecPlan) -> tuple[str, ...]:
-    return told(plan.backends.of_prefill, plan.backends.of_decode)
 
 
 def _is(*names: str):
@@ -60,12 +56,12 @@ _WIDTHS = (
             _runs(plan) in _TREES_ON_PAGES
             and not plan.is_linear
             and plan.page_size > 1
-            and bool(_target_backends(plan))
+            and bool(target_backends(plan))
         ),
-        allows=lambda plan: among(_target_backends(plan), _TREES_ON_PAGES[_runs(plan)]),
+        allows=lambda plan: among(target_backends(plan), _TREES_ON_PAGES[_runs(plan)]),
         asked=lambda plan: (
             f"{_runs(plan)} with topk = {plan.topk}, page_size = "
-            f"{plan.page_size} on {listed(_target_backends(plan))}"
+            f"{plan.page_size} on {listed(target_backends(plan))}"
         ),
         law="branches that share a page are read apart by some backends only",
         cure=lambda plan: (
@@ -76,7 +72,7 @@ _WIDTHS = (
     row(
         "eagle: chains on trtllm_mha",
         applies=lambda plan: (
-            _runs(plan) in EAGLES and "trtllm_mha" in _target_backends(plan)
+            _runs(plan) in EAGLES and "trtllm_mha" in target_backends(plan)
         ),
         allows=lambda plan: plan.is_linear,
         asked=lambda plan: f"{_runs(plan)} with topk = {plan.topk} on trtllm_mha",

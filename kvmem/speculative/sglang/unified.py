@@ -12,7 +12,7 @@ from kvmem.speculative.sglang.words import (
     among,
     listed,
     row,
-    told,
+    target_backends,
 )
 
 __all__ = ["GATES"]
@@ -24,10 +24,6 @@ _DCP = ("flashinfer", *BLACKWELL_MLA)
 
 def _is_unified(plan: SpecPlan) -> bool:
     return plan.pool_kind == "unified"
-
-
-def _target_backends(plan: SpecPlan) -> tuple[str, ...]:
-    return told(plan.backends.of_prefill, plan.backends.of_decode)
 
 
 def _linear(plan: SpecPlan, *names: str) -> tuple[str, ...]:
@@ -121,10 +117,10 @@ _KERNELS = (
         applies=lambda plan: (
             _is_unified(plan)
             and plan.algorithm == "dspark"
-            and bool(_target_backends(plan))
+            and bool(target_backends(plan))
         ),
-        allows=lambda plan: among(_target_backends(plan), AUDITED),
-        asked=lambda plan: f"dspark with {listed(_target_backends(plan))}",
+        allows=lambda plan: among(target_backends(plan), AUDITED),
+        asked=lambda plan: f"dspark with {listed(target_backends(plan))}",
         law="verification may run on the prefill or on the decode backend",
         cure=f"Use one of {listed(AUDITED)} for both",
     ),
@@ -143,12 +139,10 @@ _KERNELS = (
     row(
         "unified: backends without a draft",
         applies=lambda plan: (
-            _is_unified(plan)
-            and plan.algorithm is None
-            and bool(_target_backends(plan))
+            _is_unified(plan) and plan.algorithm is None and bool(target_backends(plan))
         ),
-        allows=lambda plan: among(_target_backends(plan), _plain_backends(plan)),
-        asked=lambda plan: f"unified memory with {listed(_target_backends(plan))}",
+        allows=lambda plan: among(target_backends(plan), _plain_backends(plan)),
+        asked=lambda plan: f"unified memory with {listed(target_backends(plan))}",
         law="pages of the shared buffer are read by the audited kernels",
         cure=lambda plan: f"Use one of {listed(_plain_backends(plan))}",
     ),
@@ -273,9 +267,9 @@ _SHARDS = (
     ),
     row(
         "unified dcp: backends",
-        applies=lambda plan: _sharded(plan) and bool(_target_backends(plan)),
-        allows=lambda plan: among(_target_backends(plan), _DCP),
-        asked=lambda plan: f"DCP {plan.dcp} with {listed(_target_backends(plan))}",
+        applies=lambda plan: _sharded(plan) and bool(target_backends(plan)),
+        allows=lambda plan: among(target_backends(plan), _DCP),
+        asked=lambda plan: f"DCP {plan.dcp} with {listed(target_backends(plan))}",
         law="token shards are merged by some backends",
         cure=f"Use one of {listed(_DCP)}",
     ),

@@ -9,7 +9,7 @@ from kvmem.speculative.gates import Advice, Gate, Question
 from kvmem.speculative.plan import SpecPlan
 
 __all__ = ["ALGORITHMS", "AUDITED", "BLACKWELL_MLA", "EAGLES", "NAME", "among"]
-__all__ = [*__all__, "listed", "row", "told"]
+__all__ = [*__all__, "listed", "row", "target_backends"]
 
 NAME = "sglang"
 EAGLES = ("eagle", "eagle3", "mtp", "standalone")
@@ -31,8 +31,9 @@ def row(
     return Gate(name, applies, allows, advice)
 
 
-def told(*names: str | None) -> tuple[str, ...]:
-    """Return the names that were told, each once."""
+def target_backends(plan: SpecPlan) -> tuple[str, ...]:
+    """Return the backends of the target that were told, each once."""
+    names = plan.backends.of_prefill, plan.backends.of_decode
     return tuple(dict.fromkeys(name for name in names if name is not None))
 
 
