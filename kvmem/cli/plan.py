@@ -186,8 +186,7 @@ def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
         )
     plan_tables.show(console.out(), solved)
     plan_tables.show_gates(console.out(), plan.spec_plan(), facts["gates"])
-    chosen = plan.manager()
-    print(f"manager: {chosen.name} ({chosen.provenance}): {chosen.reason}")
+    print("manager: {name} ({provenance}): {reason}".format(**facts["manager"]))
     for term in solved.host_terms:
         print(
             f"{term.name}: {plan.store.host_memory:,} B of the machine's memory in "

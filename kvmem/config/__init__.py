@@ -245,11 +245,12 @@ class Config:
         if isinstance(self.spec, CacheSpec):
             asked = f"the model {self.spec.name!r}"
             faults.append((asked, self.spec.refusal, "give a model that runs"))
-        for broken in check(self.spec_plan()):
+        plan = self.spec_plan()
+        for broken in check(plan):
             asked, law, cure = broken.advice
             faults.append((asked, law, f"{cure[0].lower()}{cure[1:]}"))
         faults += drafting.unserved(
-            self.spec_plan(),
+            plan,
             self.speculative,
             self.draft,
             self.spec,

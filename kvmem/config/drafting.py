@@ -83,12 +83,11 @@ def draft_of(
     """
     if plan.algorithm is None:
         return None
-    fewest = asked.min_match or 1
     return serve.draft_of(
         plan,
         model,
         layers=asked.layers,
-        matches=(fewest, asked.max_match or max(3, fewest)),
+        matches=asked.matches,
         small=None if draft is None else draft.load(),
         seed=asked.seed or 0,
         weights=asked.weights,

@@ -18,8 +18,8 @@ _OF_TARGET = ("two_engine", "frozen_kv")  # the target's first layers and its he
 _OWN_LAYERS = ("mtp", "dflash", "dspark")  # layers of their own behind the target's
 _READ_BY = {  # option -> the algorithms that read it
     "layers": (*_OF_TARGET, *_OWN_LAYERS),
-    "weights": ("mtp", "dflash", "dspark"),
-    "seed": ("mtp", "dflash", "dspark"),
+    "weights": _OWN_LAYERS,
+    "seed": _OWN_LAYERS,
     "min_match": ("ngram",),
     "max_match": ("ngram",),
 }
@@ -67,8 +67,9 @@ class SpeculativeConfig:
         ]
         if self.weights is not None and self.seed is not None:
             faults.append("speculative.weights and a seed to draw them from")
-        if (self.min_match or 1) > (self.max_match or max(3, self.min_match or 1)):
-            faults.append(f"min_match = {self.min_match} above {self.max_match}")
+        fewest, most = self.matches
+        if fewest > most:
+            faults.append(f"min_match = {fewest} above {most}")
         if faults:
             raise errors.ConfigError(
                 errors.say(
@@ -77,6 +78,12 @@ class SpeculativeConfig:
                     "Leave them out, or name an algorithm that reads them",
                 )
             )
+
+    @property
+    def matches(self) -> tuple[int, int]:
+        """The fewest and the most tokens that ngram looks for."""
+        fewest = self.min_match or 1
+        return fewest, self.max_match or max(3, fewest)
 
     def draft_layers(
         self, target: Sequence[LayerSpec], draft: Sequence[LayerSpec] | None
