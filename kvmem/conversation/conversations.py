@@ -113,7 +113,7 @@ class Conversations:
 
     def close(self) -> None:
         """Close the engine's page store and the sessions' files."""
-        self.pages.close()
+        self.engine.close()
         self.sessions.close()
 
     def __enter__(self) -> "Conversations":

@@ -31,7 +31,7 @@ def retain(keeper: Keeper, lease: Lease, keep: Collection[PageKey]) -> Erased:
     with lease.hold(), index.lock:
         for key in before - wanted:
             index.evict(key)
-    while partial := _partial(index):
+    for partial in _partial(index):
         _carry_over(keeper, lease, partial)
     keeper.drop_dead(lease)
     keeper.save_recency()
@@ -43,13 +43,14 @@ def retain(keeper: Keeper, lease: Lease, keep: Collection[PageKey]) -> Erased:
     )
 
 
-def _partial(index: Index) -> Segment | None:
-    """Return a segment in which some rows are live and some are not."""
+def _partial(index: Index) -> list[Segment]:
+    """Return the segments in which some rows are live and some are not."""
     with index.lock:
-        for name, each in index.segments.items():
-            if 0 < index.live[name] < len(each.keys):
-                return each
-    return None
+        return [
+            each
+            for name, each in index.segments.items()
+            if 0 < index.live[name] < len(each.keys)
+        ]
 
 
 def _carry_over(keeper: Keeper, lease: Lease, partial: Segment) -> None:
