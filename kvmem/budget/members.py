@@ -53,6 +53,11 @@ class Member:
         return self.parts * self.envelope.extents
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of a rank that one page of the group takes."""
+        return self.extents * self.page_nbytes
+
+    @property
     def page_nbytes(self) -> int:
         """Bytes of a physical page of the pool."""
         return self.envelope.nbytes // self.envelope.extents
@@ -102,7 +107,7 @@ def paddings(
     """Return the members that waste more than an eighth of what their pages take."""
     found = []
     for member in members:
-        taken = member.extents * member.page_nbytes
+        taken = member.nbytes
         if member.padding_nbytes <= _MOST * taken:
             continue
         sizes = (

@@ -136,8 +136,7 @@ def shares(
         else:
             batches = constraints
         counts = floors(members, batches)
-        sizes = [m.extents * m.page_nbytes for m in members]
-        taken = [size * n for size, n in zip(sizes, counts, strict=True)]
+        taken = [m.nbytes * n for m, n in zip(members, counts, strict=True)]
         weights = tuple(-(-n // grain_nbytes) * grain_nbytes for n in taken)
     return tuple(float(fractions.Fraction(weight) / sum(weights)) for weight in weights)
 

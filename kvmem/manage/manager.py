@@ -64,11 +64,17 @@ class Manager:
         """What all its pools take on a rank."""
         return sum(pool.nbytes for pool in self.pools)
 
+    @property
+    def vpage_nbytes(self) -> tuple[int, ...]:
+        """i[G]: what one vpage of each group takes of a rank."""
+        return tuple(
+            self.pools[quota.pool].page_nbytes * quota.extents for quota in self.quotas
+        )
+
     def due(self, index: int) -> int:
         """Return the vpages that a group's share of all bytes makes, one at least."""
-        quota = self.quotas[index]
-        page_nbytes = self.pools[quota.pool].page_nbytes * quota.extents
-        return max(1, int(quota.share * self.nbytes) // page_nbytes)
+        due_nbytes = int(self.quotas[index].share * self.nbytes)
+        return max(1, due_nbytes // self.vpage_nbytes[index])
 
     def with_shares(self, shares: Sequence[float]) -> "Manager":
         """Return the same quotas with other shares, one a group."""

@@ -98,7 +98,7 @@ def beyond_shares(manager: Manager, evictable: Sequence[int]) -> tuple[int, ...]
             divide; shares of 1 each leave nobody beyond.
         evictable: i[G] vpages that only the cache holds.
     """
-    sizes = [manager.pools[q.pool].page_nbytes * q.extents for q in manager.quotas]
+    sizes = manager.vpage_nbytes
     total = sum(count * size for count, size in zip(evictable, sizes, strict=True))
     rows = zip(manager.quotas, evictable, sizes, strict=True)
     return tuple(

@@ -52,8 +52,7 @@ def static_split(
     weights = demand.shares(members, given=given)
     parts = _cut(nbytes, given)
     behind = followers if followers is not None else (0,) * len(members)
-    whole = [member.extents * member.page_nbytes for member in members]
-    prices = [own + more for own, more in zip(whole, behind, strict=True)]
+    prices = [m.nbytes + more for m, more in zip(members, behind, strict=True)]
     counts = [part // price for part, price in zip(parts, prices, strict=True)]
     if max_pages is not None:
         counts = _capped(members, counts, given, max_pages)
