@@ -57,6 +57,11 @@ class Model:
         return self.layers * self.rows
 
     @property
+    def record_width(self) -> int:
+        """Bytes of a token's record, rows that stand between among them."""
+        return self.record_nbytes or self.num_runs * self.row_nbytes
+
+    @property
     def num_keys(self) -> int:
         """Rows of a token that turn: of keys and values every other, of latents all."""
         return self.num_runs // (2 if self.rope[0] == "half" else 1)
@@ -64,8 +69,7 @@ class Model:
     def table(self) -> np.ndarray:
         """Return i32[K, 2]: where each row begins in a page, and in a record."""
         row = np.arange(self.num_runs)
-        record = self.record_nbytes or self.num_runs * self.row_nbytes
-        at = row * (record // self.num_runs)
+        at = row * (self.record_width // self.num_runs)
         return np.stack([row * self.row_nbytes * self.slots, at], axis=1).astype(
             np.int32
         )
@@ -140,8 +144,8 @@ class Case:
         """How far apart the runs stand that the case moves or turns."""
         turns = self.operation in ("rerope", "import_turned")
         count = self.model.num_keys if turns else self.model.num_runs
-        record = self.model.record_nbytes or self.model.num_runs * self.model.row_nbytes
-        return peers.Even(count, self.model.page_nbytes // count, record // count)
+        page, record = self.model.page_nbytes, self.model.record_width
+        return peers.Even(count, page // count, record // count)
 
 
 def cases(model: Model, pool_nbytes: int, entries: int) -> Iterator[Case]:
@@ -214,8 +218,7 @@ def _append(model: Model, pool: Argument) -> Case:
 def _records(model: Model, pool: Argument, n: int) -> Iterator[Case]:
     """Yield export and import of every row but the first and last few tokens."""
     tokens = n * model.slots - 3
-    width = model.record_nbytes or model.num_runs * model.row_nbytes
-    rows = Argument("bytes", "uint8", (tokens, width))
+    rows = Argument("bytes", "uint8", (tokens, model.record_width))
     table = Argument("table", "int32", (model.num_runs, 2))
     first = Argument("first", "int32", ())
     facts = {"layout": model.layout}
