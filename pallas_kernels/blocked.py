@@ -17,7 +17,6 @@ from pallas_kernels.words import WORD_NBYTES
 __all__ = ["Shape"]
 
 ROWS = 4  # that move as one
-_LANES = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,10 +79,10 @@ class Shape:
                 return f"{count} B of {name} a slot: registers move words of 4 B"
         if self.slots % ROWS:
             return f"{self.slots} slots of a page: rows move by fours"
-        if self.tall * self.value_words % _LANES:
+        if self.tall * self.value_words % limits.LANES:
             return (
                 f"{self.slots} slots of {self.value_nbytes} B: a fourth of them is "
-                f"{self.tall * self.value_words} words, no multiple of {_LANES}"
+                f"{self.tall * self.value_words} words, no multiple of {limits.LANES}"
             )
         return limits.not_in_shared(2 * self.nbytes, 1)
 

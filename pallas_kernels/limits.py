@@ -14,6 +14,7 @@ import numpy as np
 __all__ = [
     "ALIGNMENT",
     "BLOCKS",
+    "LANES",
     "MAX_BARRIERS",
     "SHARED_NBYTES",
     "Unsupported",
@@ -27,6 +28,7 @@ __all__ = [
 
 ALIGNMENT = 16
 BLOCKS = 132  # multiprocessors of an H200: one persistent block each
+LANES = 128  # of a block
 SHARED_NBYTES = 232_448  # of a block, barriers and other scratch included
 BARRIER_NBYTES = 8
 CACHE_LINE = 128

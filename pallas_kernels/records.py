@@ -21,14 +21,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import limits, lists, words
 
-__all__ = ["LANES", "Layout", "Tiles", "host_views", "indices", "objection"]
+__all__ = ["Layout", "Tiles", "host_views", "indices", "objection"]
 __all__ += ["padded_table", "share_of"]
 
 _TILE_NBYTES = 32 << 10
 _TILE_WORDS = 8_192  # of registers: 64 of each of a block's 128 lanes
 _STAGED_NBYTES = 96 << 10
 _TURNED = 16  # slots whose keys registers hold with their cosines and sines
-LANES = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Tiles:
 
     def fills_lanes(self, slots: int) -> bool:
         """Answer whether registers hold rows of `slots` slots a word a lane."""
-        return all(slots * width % LANES == 0 for width in self.widths)
+        return all(slots * width % limits.LANES == 0 for width in self.widths)
 
     @property
     def per_run(self) -> int:
@@ -182,7 +181,8 @@ def objection(
     if not tiles.fills_lanes(tiles.slots):
         return (
             f"{layout.slots} slots of {layout.nbytes} B in records of "
-            f"{record_nbytes:,} B: no tile of them is a multiple of {LANES} words"
+            f"{record_nbytes:,} B: no tile of them is a multiple of {limits.LANES} "
+            "words"
         )
     shares = share_of(ids, table, tiles, 2 * limits.BLOCKS)
     held = tiles.stages * tiles.nbytes + more_nbytes

@@ -23,7 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import limits, lists, ring, words
-from pallas_kernels.rotation import LANES, Window
+from pallas_kernels.rotation import Window
 
 __all__ = ["host", "kernel", "reference", "supports"]
 
@@ -189,6 +189,6 @@ def supports(
     if not rows:
         return (
             f"{slots} slots of {window.columns} columns: no tile of at most "
-            f"{_TILE_ROWS} slots is a multiple of {LANES} words"
+            f"{_TILE_ROWS} slots is a multiple of {limits.LANES} words"
         )
     return limits.not_in_shared(4 * rows * (window.words + 4 * window.columns), 2)

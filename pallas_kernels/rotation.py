@@ -15,11 +15,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-__all__ = ["DTYPES", "LANES", "STYLES", "Window", "is_still", "tables", "turned"]
+from pallas_kernels import limits
+
+__all__ = ["DTYPES", "STYLES", "Window", "is_still", "tables", "turned"]
 
 STYLES = ("half", "interleaved")
 DTYPES = ("bfloat16", "float16", "float32")
-LANES = 128
 # Bits of a cosine that leave its product with a key exact in 24: 24 - 8, 24 - 11.
 _UPPER = {"bfloat16": 0xFFFFFF00, "float16": 0xFFFFF800}
 
@@ -106,7 +107,7 @@ class Window:
         fitting = [
             rows
             for rows in range(1, min(slots, most) + 1)
-            if slots % rows == 0 and rows * self.columns % LANES == 0
+            if slots % rows == 0 and rows * self.columns % limits.LANES == 0
         ]
         return max(fitting, default=0)
 
