@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import import_records, limits, lists, records, ring, words
+from pallas_kernels import import_records, limits, lists, records, ring, rotation, words
 from pallas_kernels import walk as walking
 from pallas_kernels.records import Layout
 from pallas_kernels.rotation import Window
@@ -61,11 +61,7 @@ def reference(
 
 def host(pages: np.ndarray, *arrays, **facts) -> np.ndarray:
     """Do the same on the CPU, by the reference."""
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        pages[...] = np.asarray(
-            jax.jit(lambda *a: reference(*a, **facts))(pages, *arrays)
-        )
-    return pages
+    return rotation.on_host(reference, pages, *arrays, **facts)
 
 
 def kernel(

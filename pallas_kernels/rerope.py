@@ -22,7 +22,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import limits, lists, ring, words
+from pallas_kernels import limits, lists, ring, rotation, words
 from pallas_kernels.rotation import Window
 
 __all__ = ["host", "kernel", "reference", "supports"]
@@ -59,11 +59,7 @@ def reference(
 
 def host(pages: np.ndarray, *arrays, **facts) -> np.ndarray:
     """Do the same on the CPU, by the reference."""
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        pages[...] = np.asarray(
-            jax.jit(lambda *a: reference(*a, **facts))(pages, *arrays)
-        )
-    return pages
+    return rotation.on_host(reference, pages, *arrays, **facts)
 
 
 def kernel(

@@ -7,8 +7,10 @@ and an addition do. Keys of 32 bits have no such room, and agree to an ulp or tw
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -17,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import limits
 
-__all__ = ["DTYPES", "STYLES", "Window", "is_still", "tables", "turned"]
+__all__ = ["DTYPES", "STYLES", "Window", "is_still", "on_host", "tables", "turned"]
 
 STYLES = ("half", "interleaved")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -151,6 +153,14 @@ def tables(deltas: np.ndarray, frequencies: np.ndarray):
     """
     angle = np.asarray(deltas, np.float64)[..., None] * np.asarray(frequencies)
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def on_host(reference: Callable, pages: np.ndarray, *arrays, **facts) -> np.ndarray:
+    """Run a reference on the CPU; write the pool that it gives into `pages`."""
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        run = jax.jit(functools.partial(reference, **facts))
+        pages[...] = np.asarray(run(pages, *arrays))
+    return pages
 
 
 def turned(x, y, c, s, dtype: str):
