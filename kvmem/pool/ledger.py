@@ -74,10 +74,15 @@ class Ledger:
         self.num_free = num_pages
 
     @classmethod
+    def fresh(cls, pool: Pool) -> "Ledger":
+        """Return the ledger of a pool that nothing was taken of; waits for nothing."""
+        sizes = [(books.num_vpages, books.extent) for books in pool.groups]
+        return cls(pool.num_pages, *zip(*sizes, strict=True))
+
+    @classmethod
     def of(cls, pool: Pool) -> "Ledger":
         """Return the ledger of a pool as it stands; waits for the device once."""
-        sizes = [(books.num_vpages, books.extent) for books in pool.groups]
-        ledger = cls(pool.num_pages, *zip(*sizes, strict=True))
+        ledger = cls.fresh(pool)
         for group, books in zip(
             ledger.groups, jax.device_get(pool.groups), strict=True
         ):

@@ -8,7 +8,7 @@ cached, or held by a sequence that is still going.
 
 import jax
 
-from kvmem import canonical, errors, prefix, transfer
+from kvmem import errors, prefix, transfer
 from kvmem import pool as pools
 from kvmem.blend import BlendConfig
 from kvmem.budget import Budget
@@ -16,7 +16,7 @@ from kvmem.geometry import LifecycleGroup, Spread, Topology
 from kvmem.manage import Knobs, Selection
 from kvmem.model import attention
 from kvmem.model.loaded import LoadedModel
-from kvmem.serve import balance, compile_cache
+from kvmem.serve import balance, compile_cache, keeping
 from kvmem.serve.blending import Blender
 from kvmem.serve.buckets import ServeConfig, declare
 from kvmem.serve.choose import Choice
@@ -25,10 +25,7 @@ from kvmem.serve.draft.protocol import Draft
 from kvmem.serve.draft.trees import Mover
 from kvmem.serve.draft.verifier import Settled, Verifier
 from kvmem.serve.draft.wipe import Wiper
-from kvmem.serve.group_recall import GroupRecall
-from kvmem.serve.group_records import GroupRecords
 from kvmem.serve.page_table import PageTable
-from kvmem.serve.recall import Recall, Records
 from kvmem.serve.request import Delta, Sequence
 from kvmem.serve.requests import Requests
 from kvmem.serve.scheduler import Scheduler
@@ -67,8 +64,7 @@ class Loop:
     ):
         own, groups = groups, (*groups, *(draft.groups if draft is not None else ()))
         virtual = tuple(Spread.of(group, topology).virtual(group) for group in groups)
-        page_tokens = virtual[0].page_size  # of a virtual page, in every group
-        _require_records(virtual, store, certified, config)
+        keeping.require(virtual, store, certified, config)
         if config.compile_cache:
             compile_cache.enable()
         self.model = model
@@ -78,20 +74,16 @@ class Loop:
         self.groups, self.own_groups = groups, own
         self.topology, self.order = topology, order
         self.executor, self.poison = executor, poison
+        page_tokens = virtual[0].page_size  # of a virtual page, in every group
         self.buckets = declare(config, page_tokens)
         self.stepper = Stepper(model, own, topology, order, executor, groups)
         self.pool = pools.from_budget(
             budget, topology, poison=poison, sharding=self.stepper.page_sharding
         )
-        sizes = [(books.num_vpages, books.extent) for books in self.pool.groups]
-        ledger = pools.Ledger(self.pool.num_pages, *zip(*sizes, strict=True))
-        policy = prefix.policy.NAMED[config.eviction]()
-        cache = prefix.PrefixCache(page_tokens, policy)
-        lives = [group.lifecycle for group in groups]
         self.balance = balance.of(
             groups, topology, order, budget, config, manager, rebalance
         )
-        self.table = PageTable(ledger, cache, lives, self.balance.manager)
+        self.table = self._make_table(page_tokens)
         self.scheduler = Scheduler(
             self.table,
             max_batch=config.max_batch,
@@ -99,29 +91,39 @@ class Loop:
             max_length=config.max_length,
             prefix_cache=config.prefix_cache,
         )
-        self.records_of = self.recall = None
-        if _has_one_record(groups):
-            plan = canonical.plan(groups[0], topology, order)
-            if certified:
-                write = attention.writer(Spread.of(groups[0], topology))
-                where, deals = self.stepper.mesh, topology.dcp > 1
-                transfer.require_certified(plan, write, mesh=where, deals=deals)
-            self.records_of = Records(plan, ledger)
-            if store is not None:
-                self.recall = Recall(store, self.records_of)
-        else:
-            self.records_of = GroupRecords(groups, topology, order, ledger)
-            if store is not None:
-                self.recall = GroupRecall(store, self.records_of, self.table)
+        self.records_of, self.recall = keeping.of(
+            self.table, groups, topology, order, store
+        )
+        if certified:
+            self._certify()
         self.blender = None
         if blend is not None:
-            drafts = draft is not None
+            ledger, drafts = self.table.ledger, draft is not None
             self.blender = Blender(blend, self.stepper, topology, order, ledger, drafts)
         self.verifier = None if draft is None else self._start(draft)
         self._checked = checked
         self._counts = Counts()
         self._eos = frozenset(self.tokenizer.eos_ids)
         self._requests = Requests()
+
+    def _make_table(self, page_tokens: int) -> PageTable:
+        """Return the books of a pool that nothing was taken of."""
+        cache = prefix.PrefixCache(
+            page_tokens, prefix.policy.NAMED[self.config.eviction]()
+        )
+        ledger = pools.Ledger.fresh(self.pool)
+        lives = [group.lifecycle for group in self.groups]
+        return PageTable(ledger, cache, lives, self.balance.manager)
+
+    def _certify(self) -> None:
+        """Require that steps write what records say, over all pages, once."""
+        write = attention.writer(Spread.of(self.groups[0], self.topology))
+        transfer.require_certified(
+            self.records_of.plan,
+            write,
+            mesh=self.stepper.mesh,
+            deals=self.topology.dcp > 1,
+        )
 
     def _start(self, draft: Draft) -> Verifier:
         """Start a draft on what is built so far, and let it into every step."""
@@ -326,60 +328,3 @@ class Loop:
                     "a checked step", "; ".join(broken), "Please report this state"
                 )
             )
-
-
-def _has_one_record(groups: tuple[LifecycleGroup, ...]) -> bool:
-    """Say whether a token's record is all that a text leaves behind."""
-    return len(groups) == 1 and groups[0].lifecycle.kind == "full"
-
-
-def _require_records(
-    groups: tuple[LifecycleGroup, ...],
-    store: RecordStore | PartedStore | None,
-    certified: bool,
-    config: ServeConfig,
-) -> None:
-    """Refuse what the records of these groups cannot do, all of it at once."""
-    if _has_one_record(groups):
-        return
-    names = ", ".join(group.name for group in groups)
-    broken = []
-    if certified:
-        law = "certified pages are those of one group of full attention"
-        broken.append((law, "leave pool.certified out"))
-    if store is not None and any(group.domain == "draft" for group in groups):
-        law = "what draft layers keep of a text has no part of a store"
-        broken.append((law, "leave the store out, or draft with another kind"))
-    elif store is not None and not isinstance(store, PartedStore):
-        law = "windows, index keys and states are kept in parts beside the tokens"
-        broken.append((law, "open it with PartedStore.open(..., parts_of(groups))"))
-    elif store is not None and store.writable and len(store.parts) > 1:
-        broken += _laws_of_keeping(groups[0].page_size, store, config)
-    if broken:
-        laws, cures = zip(*broken, strict=True)
-        cure = "; ".join(cures)
-        raise errors.IncompatiblePlan(
-            errors.say(
-                f"an engine for the groups {names}",
-                "; ".join(laws),
-                f"{cure[0].upper()}{cure[1:]}",
-            )
-        )
-
-
-def _laws_of_keeping(
-    page_size: int, store: PartedStore, config: ServeConfig
-) -> list[tuple[str, str]]:
-    """Return the laws, and cures, that a writer of windows or states breaks."""
-    broken, chunk = [], store.facts.chunk_tokens
-    if page_size % chunk:
-        law = (
-            f"windows and states are at hand page by page, and pages of {page_size} "
-            f"tokens do not end where chunks of {chunk} do"
-        )
-        cure = "set store.chunk_tokens to pool.page_size or a divisor, or read_only"
-        broken.append((law, cure))
-    if not config.prefix_cache:
-        law = "what windows and states have passed is kept out of the prefix cache"
-        broken.append((law, "leave serve.prefix_cache on, or set read_only"))
-    return broken

@@ -70,8 +70,7 @@ class OwnPages:
             poison=poison,
             sharding=sharding,
         )
-        sizes = [(books.num_vpages, books.extent) for books in self.pool.groups]
-        ledger = pools.Ledger(self.pool.num_pages, *zip(*sizes, strict=True))
+        ledger = pools.Ledger.fresh(self.pool)
         self.page_tokens = Spread.of(groups[0], topology).virtual(groups[0]).page_size
         cache = prefix.PrefixCache(
             self.page_tokens, prefix.policy.NAMED[config.eviction]()
