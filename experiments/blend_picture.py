@@ -3,11 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt  # noqa: E402 (after the backend is chosen)
+from experiments.picture import plt, save
 
 __all__ = ["draw"]
 
@@ -55,9 +51,5 @@ def draw(
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xticks(list(places), [f"{ratio:g}" for ratio in ratios])
         axes.set_xlabel("recomputed share")
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    plt.close(figure)
+    save(figure, path)

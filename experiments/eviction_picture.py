@@ -3,11 +3,7 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt  # noqa: E402 (after the backend is chosen)
+from experiments.picture import plt, save
 
 __all__ = ["draw"]
 
@@ -29,8 +25,4 @@ def draw(
     axes.set_xlabel("pages of the pool")
     axes.set_title("prompt tokens found in the prefix cache", loc="left", fontsize=11)
     axes.legend(frameon=False, loc="lower right")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    plt.close(figure)
+    save(figure, path)

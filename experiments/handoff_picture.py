@@ -4,11 +4,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt  # noqa: E402 (after the backend is chosen)
+from experiments.picture import plt, save
 
 __all__ = ["draw"]
 
@@ -36,8 +32,4 @@ def draw(path: pathlib.Path, results: Mapping[str, Mapping[str, Any]]) -> None:
     axes.set_title("where the time of each process went", loc="left", fontsize=11)
     axes.legend(ncols=len(_STAGES), loc="upper left", bbox_to_anchor=(0, -0.28))
     axes.get_legend().set_frame_on(False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    plt.close(figure)
+    save(figure, path)

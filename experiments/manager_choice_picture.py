@@ -3,12 +3,9 @@
 import pathlib
 from collections.abc import Mapping, Sequence
 
-import matplotlib
+from matplotlib import ticker
 
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt  # noqa: E402 (after the backend is chosen)
-from matplotlib import ticker  # noqa: E402
+from experiments.picture import plt, save
 
 __all__ = ["draw"]
 
@@ -43,8 +40,4 @@ def draw(
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=8)
         axes.minorticks_off()
         axes.set_xlabel("tokens of a sequence")
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    plt.close(figure)
+    save(figure, path)

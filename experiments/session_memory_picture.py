@@ -3,11 +3,7 @@
 import pathlib
 from collections.abc import Mapping
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt  # noqa: E402 (after the backend is chosen)
+from experiments.picture import plt, save
 
 __all__ = ["draw"]
 
@@ -37,16 +33,12 @@ def draw(path: pathlib.Path, found: Mapping[str, Mapping[str, float]]) -> None:
         axes.set_xticks(range(len(names)), names)
         axes.set_title(title, loc="left", fontsize=10)
         axes.tick_params(length=0, labelsize=9)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     handles = [
         plt.Rectangle((0, 0), 1, 1, fc=colour, label=f"memories in the {place}")
         for place, colour in _COLOURS.items()
     ]
     figure.legend(handles=handles, ncols=2, loc="outside lower center", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    plt.close(figure)
+    save(figure, path)
 
 
 def _bars(axes, shift, place, names, found, key, colours) -> None:

@@ -3,11 +3,7 @@
 import pathlib
 from collections.abc import Mapping
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib import pyplot as plt  # noqa: E402 (after the backend is chosen)
+from experiments.picture import plt, save
 
 __all__ = ["draw"]
 
@@ -38,10 +34,6 @@ def draw(
         axes.set_title(title, loc="left", fontsize=10)
         names = list(next(iter(found.values())))
         axes.set_xticks(range(len(names)), names)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     panels[1].legend(frameon=False, fontsize=9)
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    plt.close(figure)
+    save(figure, path)
