@@ -241,7 +241,7 @@ def _talked(
     engine.warm_up()
     with Conversations(engine, SessionStore.open(root / "sessions")) as conversations:
         talks = {
-            f"{place}_{name}": Talk(conversations, f"{place}-{name}", place, config)
+            f"{place}_{name}": Talk(conversations, place, name, config)
             for place in _PLACES
             for name in ("never", "messages", "turns", "tokens", "resident")
         }
@@ -257,13 +257,13 @@ class Talk:
     """One conversation, of a user of its own so that it shares no page with another."""
 
     def __init__(
-        self, conversations: Conversations, user: str, place: str, config: Config
+        self, conversations: Conversations, place: str, name: str, config: Config
     ):
-        """Open it; `user` ends with the policy's name."""
-        self._me = conversations.sessions.principal("lab", user)
+        """Open it, with memories in a place and the policy of a name."""
+        self._me = conversations.sessions.principal("lab", f"{place}-{name}")
         self._session = self._me.session("talk")
         self._config = config
-        policy = _policy(user.rpartition("-")[2], config, conversations, self._me)
+        policy = _policy(name, config, conversations, self._me)
         self._options = Options(
             SamplingParams(max_tokens=config.max_tokens),
             _SYSTEM,
