@@ -5,15 +5,15 @@ SpeculativeConfig("ngram", draft_tokens=4).plan(pool_kind="unified").num_drafted
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from kvmem import errors, settings
 from kvmem.geometry import LayerSpec, LifecycleGroup
 from kvmem.speculative import SpecPlan
+from kvmem.speculative.rules_kvmem import Algorithm
 
 __all__ = ["Algorithm", "SpeculativeConfig", "model_kind"]
 
-Algorithm = Literal["ngram", "two_engine", "mtp", "dflash", "dspark", "frozen_kv"]
 _OF_TARGET = ("two_engine", "frozen_kv")  # the target's first layers and its head
 _OWN_LAYERS = ("mtp", "dflash", "dspark")  # layers of their own behind the target's
 _READ_BY = {  # option -> the algorithms that read it

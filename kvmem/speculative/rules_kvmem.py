@@ -9,14 +9,16 @@ Law: each row that narrows this further names the test that would fail without i
 """
 
 import difflib
+from typing import Literal, get_args
 
 from kvmem.speculative.gates import Advice, Gate
 from kvmem.speculative.plan import Backends, Server, SpecPlan
 
-__all__ = ["ALGORITHMS", "GATES", "NAME", "ONE_PASS", "TREES"]
+__all__ = ["ALGORITHMS", "Algorithm", "GATES", "NAME", "ONE_PASS", "TREES"]
 
 NAME = "kvmem"
-ALGORITHMS = ("ngram", "two_engine", "mtp", "dflash", "dspark", "frozen_kv")
+Algorithm = Literal["ngram", "two_engine", "mtp", "dflash", "dspark", "frozen_kv"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 ONE_PASS = ("ngram", "dflash")  # propose all their tokens at once
 TREES = ("frozen_kv",)  # a draft with rows of its own would have to move them too
 
