@@ -23,11 +23,13 @@ import numpy as np
 from kvmem import pool as pools
 from kvmem.serve import sampler
 from kvmem.serve.buckets import Bucket
+from kvmem.serve.draft.protocol import Proposal
 from kvmem.serve.request import Sequence
 from kvmem.serve.step import Batch, Stepper
 from kvmem.serve.work import Feed
 
-__all__ = ["NO_NUMBERS", "Chain", "Drawn", "draw", "keys_of"]
+__all__ = ["NO_NUMBERS", "Chain", "Drawn", "chains_of", "draw", "keys_of"]
+__all__ += ["proposal_of"]
 
 NO_NUMBERS = "the draft's logits are no numbers"
 
@@ -93,12 +95,34 @@ def draw(
         pool, logits = stepper(pool, _with_tokens(batch, chosen[-1][0]))
         chosen.append(choose(logits, step))
     found = [[np.asarray(each)[: len(feeds)] for each in step] for step in chosen]
-    tokens, wrong = (np.stack(each) for each in zip(*found, strict=True))
-    chains = [
-        Chain(tuple(tokens[:count, at].tolist()), not wrong[:count, at].any())
-        for at, count in enumerate(counts)
-    ]
+    chains = chains_of(*zip(*found, strict=True), counts)
     return Drawn(pool, chains, choose.probs(len(feeds)))
+
+
+def chains_of(
+    tokens: ListLike[jax.Array], wrong: ListLike[jax.Array], counts: ListLike[int]
+) -> list[Chain]:
+    """Return the tokens of each row, as many as it was to draw; waits for the device.
+
+    Args:
+        tokens: i32[S] of each step; or i32[S, width], chains that stand one behind the
+            other then.
+        wrong: bool of the same shapes, tokens that no numbers chose.
+        counts: steps of each of the first rows.
+    """
+    ids, faults = np.stack(tokens), np.stack(wrong)
+    return [
+        Chain(tuple(ids[:n, at].T.reshape(-1).tolist()), not faults[:n, at].any())
+        for at, n in enumerate(counts)
+    ]
+
+
+def proposal_of(chains: ListLike[Chain]) -> Proposal:
+    """Propose what was chosen by numbers; the rest are faults."""
+    return Proposal(
+        tuple(each.tokens if each.is_sound else () for each in chains),
+        faults={at: NO_NUMBERS for at, each in enumerate(chains) if not each.is_sound},
+    )
 
 
 class _Chooser:

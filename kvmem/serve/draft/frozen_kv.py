@@ -114,7 +114,7 @@ class FrozenKVProposer(Forgetful):
             most,
             chain.keys_of(sequences),
         )
-        return _proposal(chains)
+        return chain.proposal_of(chains)
 
     def _tree(self, feeds: list[Feed], most: ListLike[int]) -> Proposal:
         """Draw chains of equal length behind each sequence."""
@@ -122,7 +122,7 @@ class FrozenKVProposer(Forgetful):
         target.pool, chains = trees.draw(
             self._stepper, target.pool, feeds, target.buckets, lengths, self.width
         )
-        return _proposal(chains)
+        return chain.proposal_of(chains)
 
     @property
     def num_traces(self) -> dict[Bucket, int]:
@@ -149,16 +149,6 @@ class FrozenKVProposer(Forgetful):
 
     def _bucket(self, rows: int, length: int):
         return self._target.buckets.decode(rows, length)
-
-
-def _proposal(chains: list[chain.Chain]) -> Proposal:
-    """Return what was drawn by numbers; the rest are faults."""
-    return Proposal(
-        tuple(each.tokens if each.is_sound else () for each in chains),
-        faults={
-            at: chain.NO_NUMBERS for at, each in enumerate(chains) if not each.is_sound
-        },
-    )
 
 
 def _require_rows(target: Target) -> None:

@@ -25,7 +25,7 @@ from kvmem.geometry import LifecycleGroup
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import sampler
 from kvmem.serve.buckets import Bucket
-from kvmem.serve.draft.chain import NO_NUMBERS
+from kvmem.serve.draft import chain
 from kvmem.serve.draft.protocol import Forgetful, Proposal, Target
 from kvmem.serve.holding import Holding
 from kvmem.serve.request import Sequence
@@ -95,15 +95,7 @@ class MTPProposer(Forgetful):
             logits, hidden = self._compute(feeds, bucket, tokens, hidden)
             tokens = sampler.greedy(logits)[:, None]
             chosen.append((tokens[:, 0], sampler.has_nan(logits)))
-        ids, wrong = (np.stack(each) for each in zip(*chosen, strict=True))
-        sound = [not wrong[:n, at].any() for at, n in enumerate(most)]
-        return Proposal(
-            tuple(
-                tuple(ids[:n, at].tolist()) if sound[at] else ()
-                for at, n in enumerate(most)
-            ),
-            faults={at: NO_NUMBERS for at, each in enumerate(sound) if not each},
-        )
+        return chain.proposal_of(chain.chains_of(*zip(*chosen, strict=True), most))
 
     def observe(self, feeds: ListLike[Feed], features: jax.Array) -> None:
         """Read the same tokens behind the target's rows of those before them."""

@@ -24,7 +24,7 @@ from kvmem.geometry import Envelope, Spread, Topology
 from kvmem.pool import dispatch
 from kvmem.serve import sampler
 from kvmem.serve.buckets import Buckets
-from kvmem.serve.draft.chain import Chain
+from kvmem.serve.draft.chain import Chain, chains_of
 from kvmem.serve.draft.wipe import slots_of
 from kvmem.serve.step import Stepper
 from kvmem.serve.work import Chains, Feed
@@ -75,12 +75,11 @@ def draw(
         pool, logits = stepper(pool, batch)
         steps.append(sampler.greedy(logits))
         faults.append(sampler.has_nan(logits))
-    tokens, wrong = (np.asarray(jnp.stack(each)) for each in (steps, faults))
-    tokens, wrong = (each.reshape(len(each), -1, width) for each in (tokens, wrong))
-    return pool, [
-        Chain(tuple(tokens[:n, at].T.reshape(-1).tolist()), not wrong[:n, at].any())
-        for at, n in enumerate(lengths)
-    ]
+    tokens, wrong = (
+        [np.asarray(rows).reshape(-1, width) for rows in each]
+        for each in (steps, faults)
+    )
+    return pool, chains_of(tokens, wrong, lengths)
 
 
 class Mover:
