@@ -110,10 +110,10 @@ def mark_extracted(place: Place, name: str) -> None:
 
 def settle(place: Place, archive: Archive) -> None:
     """Make an archive's names durable, once a process."""
-    folder = place.file(HISTORY) / archive.name
-    if folder not in place.durable:
-        place.io.sync_dir(folder)
-        place.durable[folder] = b""
+    known, name = place.known, f"{HISTORY}/{archive.name}"
+    if name not in known:
+        place.io.sync_dir(place.file(name))
+        known[name] = b""
 
 
 def finish(place: Place, live: Log) -> Log:

@@ -85,7 +85,7 @@ def append(place: Place, log: Log, data: bytes) -> Log:
             place.io.truncate(path, log.nbytes)
         raise
     new = read(place)
-    place.durable[path] = new.digest
+    place.known[LOG] = new.digest
     return new
 
 

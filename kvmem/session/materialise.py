@@ -10,7 +10,7 @@ All verbs are called under the session's lock.
 from kvmem.errors import CorruptPage, say
 from kvmem.session import files, lines, meta
 from kvmem.session.log import read
-from kvmem.session.place import HISTORY, LOG, META, Place
+from kvmem.session.place import HISTORY, ITSELF, LOG, META, Place
 
 NEW, GONE = ".new-", ".gone-"
 
@@ -44,7 +44,7 @@ def build(place: Place) -> bool:
     io, new = place.io, place.parent / (NEW + place.folder.name)
     if place.parent not in place.durable:
         files.make_folder(io, place.parent, place.root)
-        place.durable[place.parent] = b""
+        place.durable[place.parent] = {}
     io.remove_tree(new)
     io.mkdir(new)
     first = lines.scan(_empty_log(place), place.identity)
@@ -63,7 +63,7 @@ def build(place: Place) -> bool:
         io.remove_tree(new)
         return False
     io.sync_dir(place.parent)
-    place.durable[place.folder] = b""
+    place.known[ITSELF] = b""
     return True
 
 

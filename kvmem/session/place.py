@@ -25,7 +25,8 @@ from kvmem.session.rules import Rules
 LOG, META, LEDGER = "messages.jsonl", ".meta.json", ".recall_log.json"
 HISTORY, CHAINS = "history", "chains"
 LOCKS, DELETED = ".locks", ".deleted"
-_MAX_KNOWN = 10_000
+_MAX_KNOWN = 5_000  # folders
+ITSELF = "."  # of a folder: its name is durable in its parent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Place:
     locks: Locks
     rules: Rules
     logs: MutableMapping[Path, Log]  # what was read last, to read only what is new
-    durable: MutableMapping[Path, bytes]  # what this process knows to be on the disk
+    # What this process knows to be on the disk: of each folder, its parts by name.
+    durable: MutableMapping[Path, dict[str, bytes]]
 
     @cached_property
     def parent(self) -> Path:
@@ -65,10 +67,15 @@ class Place:
         folder = self.parent / LOCKS
         if folder not in self.durable:
             files.make_folder(self.io, folder, self.root)
-            self.durable[folder] = b""
+            self.durable[folder] = {}
         path = folder / (ids.to_path(self.identity.session) + suffix)
         with self.locks.hold(path, f"session {self.identity.session!r}", wait_s):
             yield
+
+    @property
+    def known(self) -> dict[str, bytes]:
+        """Return what this process knows to be on the disk of the session's folder."""
+        return self.durable.setdefault(self.folder, {})
 
     def settle(self, log: Log | None = None) -> None:
         """Make sure that what was read is durable before something builds on it.
@@ -78,20 +85,20 @@ class Place:
         """
         if len(self.durable) > _MAX_KNOWN:  # to sync once more is all that is lost
             self.durable.clear()
-        if self.folder not in self.durable:
+        known = self.known
+        if ITSELF not in known:
             self.io.sync_dir(self.folder)
             self.io.sync_dir(self.parent)
             if self.io.is_file(self.tombstone):  # it may say that the session lives
                 self.io.sync_dir(self.tombstone.parent)
-            self.durable[self.folder] = b""
-        if log is not None and self.durable.get(self.file(LOG)) != log.digest:
+            known[ITSELF] = b""
+        if log is not None and known.get(LOG) != log.digest:
             self.io.sync(self.file(LOG))
-            self.durable[self.file(LOG)] = log.digest
+            known[LOG] = log.digest
 
     def unsettle(self) -> None:
         """Forget what is known of the folder: it is another one now."""
-        for path in [p for p in list(self.durable) if p.is_relative_to(self.folder)]:
-            self.durable.pop(path, None)
+        self.durable.pop(self.folder, None)
         self.logs.pop(self.file(LOG), None)
 
 

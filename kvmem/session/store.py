@@ -55,7 +55,7 @@ class SessionStore:
         self.recent = Recent()  # recalls, for messages that carry them
         self._locks = Locks(io, wait_s)
         self._logs: dict[Path, lines.Log] = {}
-        self._durable: dict[Path, bytes] = {}
+        self._durable: dict[Path, dict[str, bytes]] = {}
         self._books: dict[tuple[str, str], Book] = {}
         self._durability = durability
         self.secret = self._facts()
