@@ -71,9 +71,10 @@ def run(place: Place, generation: int | None, batch: CheckedBatch) -> Appended:
         tombstone.check(place, generation)
         materialise.ensure(place)
         live, repair = log.mended(place, log.read(place))
-        live = archive.finish(place, live)
+        archives = archive.listed(place)
+        live = archive.finish(place, live, archives)
         if batch.key is not None:
-            found = archive.batch_of(place, live, batch.key)
+            found = archive.batch_of(archives, live, batch.key)
             if found is not None:
                 return _repeated(place, live, batch, found, repair)
         stored = _stored(place, live, batch)

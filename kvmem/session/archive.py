@@ -34,8 +34,8 @@ class Archive(NamedTuple):
 
 def listed(place: Place) -> list[Archive]:
     """Return the archives in order, an unfinished one included."""
-    names = [n for n in place.io.names(place.file(HISTORY)) if n.startswith(_PREFIX)]
-    return sorted((facts(place, name) for name in names), key=lambda a: a.first)
+    found = (facts(place, name) for name in _names(place))
+    return sorted(found, key=lambda each: each.first)
 
 
 def facts(place: Place, name: str) -> Archive:
@@ -73,19 +73,18 @@ def messages(place: Place, live: Log, since: int) -> Iterator[Line]:
     yield from (line for line in live.lines if line.seq >= since)
 
 
-def batch_of(place: Place, live: Log, key: str) -> Batch | None:
+def batch_of(archives: Sequence[Archive], live: Log, key: str) -> Batch | None:
     """Return where the batch of a key stands, in the live log or an archive."""
-    if key in live.keys or not live.start.messages:
-        return live.keys.get(key)
-    found = [each.keys[key] for each in listed(place) if key in each.keys]
-    return found[0] if found else None
+    if key in live.keys:
+        return live.keys[key]
+    return next((each.keys[key] for each in archives if key in each.keys), None)
 
 
 def write(place: Place, part: Log) -> str:
     """Make an archive of lines, durable whole or not there; return its name."""
     io, folder = place.io, place.file(HISTORY)
     files.make_folder(io, folder, place.folder)
-    new, name = folder / NEW, f"{_PREFIX}{len(listed(place)):03d}"
+    new, name = folder / NEW, f"{_PREFIX}{len(_names(place)):03d}"
     io.remove_tree(new)
     io.mkdir(new)
     data = lines.header(place.identity, part.start)
@@ -116,13 +115,18 @@ def settle(place: Place, archive: Archive) -> None:
         known[name] = b""
 
 
-def finish(place: Place, live: Log) -> Log:
+def finish(place: Place, live: Log, archives: Sequence[Archive]) -> Log:
     """Finish a commit that was cut off behind its archive; under the lock.
+
+    Args:
+        place: the session's.
+        live: its log, mended.
+        archives: as they are `listed`.
 
     Raises:
         CorruptPage: the archive is not what the live log begins with.
     """
-    pending = [a for a in listed(place) if a.first >= live.start.messages]
+    pending = [a for a in archives if a.first >= live.start.messages]
     if not pending:
         return live
     held = [li.raw for each in pending for li in read(place, each).lines]
@@ -146,6 +150,11 @@ def rewrite(place: Place, archive: Archive, kept: Sequence[Line]) -> None:
     start = read(place, archive).start
     data = lines.header(place.identity, start) + b"".join(line.raw for line in kept)
     files.write(place.io, path, data)
+
+
+def _names(place: Place) -> list[str]:
+    names = place.io.names(place.file(HISTORY))
+    return [name for name in names if name.startswith(_PREFIX)]
 
 
 def _encoded(place: Place, archive: Archive) -> bytes:

@@ -88,7 +88,7 @@ def _archive(place: Place, generation: int | None, keep: int) -> Committed:
     with place.locked():
         tombstone.check(place, generation)
         live, _ = log.mended(place, log.read(place))
-        live = archive.finish(place, live)
+        live = archive.finish(place, live, archive.listed(place))
         count = max(0, len(live.lines) - keep)
         while count and count < len(live.lines) and live.lines[count].k:
             count -= 1

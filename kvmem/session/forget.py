@@ -53,13 +53,14 @@ def in_session(place: Place, memory: Memory) -> int:
         if not place.io.is_file(place.file(LOG)):
             return 0
         live, _ = log.mended(place, log.read(place))
-        live = archive.finish(place, live)
+        archives = archive.listed(place)
+        live = archive.finish(place, live, archives)
         count = 0
         kept, changed = _without(live.lines, memory)
         if changed:
             log.rewrite(place, live.start, kept)
             count += changed
-        for each in archive.listed(place):
+        for each in archives:
             kept, changed = _without(archive.read(place, each).lines, memory)
             if changed:
                 archive.rewrite(place, each, kept)

@@ -155,6 +155,6 @@ def test_many_random_lives_are_what_a_simple_model_says(seed, memory_disk):
 
 
 def test_a_store_that_forgets_a_key_is_seen_by_the_model(memory_disk, monkeypatch):
-    monkeypatch.setattr(archive, "batch_of", lambda place, live, key: None)
+    monkeypatch.setattr(archive, "batch_of", lambda archives, live, key: None)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         Player(memory_disk, 0).play(60)

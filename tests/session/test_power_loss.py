@@ -125,7 +125,7 @@ def test_a_store_whose_batches_are_not_marked_is_caught(
 
 
 def test_a_store_that_looks_up_no_key_is_caught(make_disk, is_caught, monkeypatch):
-    monkeypatch.setattr(archive, "batch_of", lambda place, live, key: None)
+    monkeypatch.setattr(archive, "batch_of", lambda archives, live, key: None)
     assert is_caught(make_disk)
 
 
