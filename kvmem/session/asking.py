@@ -35,6 +35,11 @@ class Entry:
     peer: str | None = None
 
 
+def text_of(entries: Sequence[Entry]) -> str:
+    """Return the texts of entries, a blank line between two."""
+    return "\n\n".join(entry.text for entry in entries)
+
+
 @dataclasses.dataclass(frozen=True)
 class Recall:
     """What a recall answers; `append(carries=[...])` takes it if a message holds it."""

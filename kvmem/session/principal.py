@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kvmem.errors import Denied, say
 from kvmem.session import actors, capture, forget, ids, marks, place, recall
-from kvmem.session.asking import Mark, Recall, RenderFn, ask
+from kvmem.session.asking import Mark, Recall, RenderFn, ask, text_of
 from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.identity import Identity
 from kvmem.session.items import Item, Items
@@ -229,5 +229,5 @@ class Principal:
             found,
             entries=entries,
             records={u: r for u, r in found.records.items() if u not in gone},
-            rendered="\n\n".join(e.text for e in entries) if found.rendered else "",
+            rendered=text_of(entries) if found.rendered else "",
         )

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from kvmem.errors import ConfigError, Conflict, KVMemError, say
 from kvmem.session import cooldown, ledger, materialise, state, tombstone, views
-from kvmem.session.asking import Ask, Entry, Recall, SearchFn, Status
+from kvmem.session.asking import Ask, Entry, Recall, SearchFn, Status, text_of
 from kvmem.session.ledger import Ledger, Record, Request
 from kvmem.session.place import LOG, Place
 from kvmem.session.search import Hit, Retriever
@@ -76,7 +76,7 @@ def run(
         answer = dataclasses.replace(
             answer, records=_json(_records(asked, None, place, entries))
         )
-    text = "\n\n".join(e.text for e in answer.entries) if is_served else ""
+    text = text_of(answer.entries) if is_served else ""
     return dataclasses.replace(answer, rendered=text)
 
 
@@ -137,7 +137,7 @@ def _replay(asked: Ask, found: State | None) -> Recall | None:
         "replayed",
         turn=before.turn,
         is_recorded=not before.pending,
-        rendered="\n\n".join(e.text for e in entries),
+        rendered=text_of(entries),
         actor=asked.actor,
         records=before.records,
     )
