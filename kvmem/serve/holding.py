@@ -20,18 +20,19 @@ class Holding:
     """Virtual pages of one sequence; mutable, changed by its `PageTable` alone.
 
     `peaks` are the columns of each group that it holds at most on its way through the
-    `known` tokens. `snapshot` is the unit where its last snapshot of a state stands,
-    and whether it moves along with the text (else it stays where texts are likely to
-    part).
+    `known` tokens, `in_chunks` or token by token. `snapshot` is the unit where its last
+    snapshot of a state stands, and whether it moves along with the text (else it stays
+    where texts are likely to part).
     """
 
-    __slots__ = ("columns", "firsts", "known", "peaks", "room", "sinks", "snapshot")
+    __slots__ = ("columns", "firsts", "in_chunks", "known", "peaks")
+    __slots__ += ("room", "sinks", "snapshot")
 
     def __init__(self, sinks: Sequence[int]):
         self.sinks = tuple(sinks)  # pages kept for sink tokens, of each group
         self.columns: list[list[int]] = [[] for _ in sinks]
         self.firsts = list(sinks)
-        self.known = 0
+        self.known, self.in_chunks = 0, False
         self.peaks = (0,) * len(self.sinks)
         self.room = 0  # tokens that fit the pages held, in every group
         self.snapshot: tuple[int, bool] | None = None

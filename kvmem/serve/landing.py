@@ -25,7 +25,7 @@ def prepare(table: PageTable, held: Holding, length: int) -> bool:
     counts = [0 for _ in table.lives]
     for group, ordinals in wanted.items():
         counts[group] = len(set(ordinals) - set(held.ordinals(group)))
-    if not table.room.can_make(counts) or not table.room.make(counts):
+    if not table.room.make(counts):
         return False
     for group, ordinals in wanted.items():
         fresh = iter(table.books.handout(group, counts[group]))

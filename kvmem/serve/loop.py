@@ -219,10 +219,10 @@ class Loop:
     def _take(self, work: Work, logits: jax.Array) -> list[Delta]:
         """Take the tokens that come next: of each row one, or a run of drafted ones
         that stand and the one behind them."""
-        plain = tuple(row for row in work.rows if not row.drafts)
+        plain = work.plain
         if self.verifier is not None and work.kind == "decode":
-            self.verifier.counts.plain_steps(len(plain))
-        ready = self.scheduler.advance(Work(work.kind, plain))
+            self.verifier.counts.plain_steps(len(plain.rows))
+        ready = self.scheduler.advance(plain)
         lasts = last_places(work, logits)
         last = {row.sequence: at for row, at in zip(work.rows, lasts, strict=True)}
         choosing = [Choice(s, last[s]) for s in ready]
@@ -232,7 +232,8 @@ class Loop:
         deltas = []
         for choice, token in zip(choosing, chosen, strict=True):
             deltas += self._emit(choice.sequence, [token])
-            self._finish_ended([choice.sequence])
+            if choice.sequence.finish_reason:
+                self._finish_ended([choice.sequence])
         drafted = [row for row in work.rows if row.drafts]
         return deltas + (self._verify(drafted, runs) if drafted else [])
 

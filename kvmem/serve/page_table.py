@@ -140,7 +140,8 @@ class PageTable:
         most = self.needs.lacking(held, length, length, step)
         if not self.room.can_make(_sum(most, beside), keeping):
             return None
-        held.known, held.peaks = length, self.needs.peak(length, max(1, step))
+        held.known, held.in_chunks = length, True
+        held.peaks = self.needs.peak(length, max(1, step))
         self.cache.touch(tokens[:past], *self._where(identity))
         for group, vpages in enumerate(held.columns):
             self.books.retain(group, tuple(vpages))
@@ -160,11 +161,12 @@ class PageTable:
         if length <= held.room:
             return True
         counts = self.needs.lacking(held, length, length)
-        if not self.room.can_make(counts) or not self.room.make(counts):
+        if not self.room.make(counts):
             return False
         self._hand_out(held, counts)
         if length > held.known:
-            held.known, held.peaks = length, self.needs.peak(length, 1)
+            held.known, held.in_chunks = length, False
+            held.peaks = self.needs.peak(length, 1)
         return True
 
     def promised(self) -> tuple[int, ...]:
@@ -176,8 +178,8 @@ class PageTable:
 
         Those that are cached stay with their text for others, the first to be evicted.
         """
-        if history >= held.known:  # from now on one token a step
-            held.peaks = self.needs.peak(held.known, 1)
+        if held.in_chunks and history >= held.known:  # from now on one token a step
+            held.in_chunks, held.peaks = False, self.needs.peak(held.known, 1)
         for group in self._windows:
             end = self.lives[group].stale(history, self.page_size).stop
             first, sinks = held.firsts[group], held.sinks[group]

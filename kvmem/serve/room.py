@@ -13,7 +13,7 @@ alone always goes on.
 
     room = Room(shelf, manager)
     room.can_make((3, 0, 1))       # a question
-    room.make((3, 0, 1))           # False when even all of it is too little
+    room.make((3, 0, 1))           # False, and nothing has gone, when all is too little
 """
 
 import operator
@@ -79,6 +79,8 @@ class Room:
         """
         left, gone = self.left, _Gone(self.books.extents)
         said = manage.admit(self.manager, left, counts)
+        if isinstance(said, Shortage) and not self.can_make(counts):
+            return False
         while isinstance(said, Shortage) and self._evict_for(said, gone, kept):
             freed = manage.give_back(self.manager, left, gone.counts)
             said = manage.admit(self.manager, freed, counts)

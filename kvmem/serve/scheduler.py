@@ -76,6 +76,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preempted = 0
+        self._sent_back: list[Sequence] = []  # since another ended
         self.weights_epoch = 0
         self._prefilled_last = False
 
@@ -212,8 +213,9 @@ class Scheduler:
         if sequence.held is not None:
             self.table.give_back(sequence.held)
         self._forget_pages(sequence)
-        for other in (*self.waiting, *self.running):
+        for other in self._sent_back:
             other.num_retracted = 0
+        self._sent_back = []
 
     def reset(self, weights_epoch: int) -> Cleared:
         """Forget every cached page; what is computed from now on is of this epoch.
@@ -384,6 +386,7 @@ class Scheduler:
         self._forget_pages(sequence)
         self.waiting.appendleft(sequence)
         sequence.num_retracted += 1
+        self._sent_back.append(sequence)
         self.num_preempted += 1
 
     def _forget_pages(self, sequence: Sequence) -> None:

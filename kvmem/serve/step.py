@@ -183,14 +183,16 @@ class Stepper:
             count, held = len(feed.tokens), feed.held
             tokens[at, :count] = feed.tokens
             starts[at], num_new[at] = feed.start, count
+            end = -(-feed.end // page_tokens)
             for own, table in enumerate(tables):
                 group = self._first + own
-                vpages = held.within(group, -(-feed.end // page_tokens))
+                vpages = held.within(group, end)
                 if firsts[own] is not None:
                     life, sinks = self.groups[own].lifecycle, held.sinks[group]
                     unread = life.stale(feed.start, page_tokens).stop
                     unread = max(0, unread - held.firsts[group])
-                    vpages = [*vpages[:sinks], *vpages[sinks + unread :]]
+                    if unread:
+                        vpages = [*vpages[:sinks], *vpages[sinks + unread :]]
                     firsts[own][at] = held.firsts[group] + unread
                 table[at, : len(vpages)] = vpages
         branches = _branches(feeds, starts, bucket)

@@ -76,9 +76,11 @@ class Row(NamedTuple):
     @property
     def feed(self) -> Feed:
         """What a step reads."""
-        own = self.start + self.count - len(self.drafts)
-        tokens = (*self.sequence.tokens[self.start : own], *self.drafts)
-        return Feed(tokens, self.start, self.sequence.held, self.chains)
+        sequence, own = self.sequence, self.start + self.count - len(self.drafts)
+        tokens = sequence.tokens[self.start : own]
+        if not self.drafts:
+            return Feed(tokens, self.start, sequence.held)
+        return Feed([*tokens, *self.drafts], self.start, sequence.held, self.chains)
 
     @property
     def chains(self) -> Chains | None:
@@ -104,6 +106,13 @@ class Work(NamedTuple):
     def is_drafted(self) -> bool:
         """Say whether any row feeds tokens that are only proposed."""
         return any(row.drafts for row in self.rows)
+
+    @property
+    def plain(self) -> "Work":
+        """The same step without the rows that feed drafted tokens."""
+        if not self.is_drafted:
+            return self
+        return Work(self.kind, tuple(row for row in self.rows if not row.drafts))
 
 
 class Admission(NamedTuple):

@@ -141,6 +141,6 @@ def marks(path: str, peer: str | None, since: int, actor: str | None) -> Verb[li
     return found
 
 
-def counted(call: Call) -> Verb[int]:
+def captured(path: str, body: Mapping, actor: str | None) -> Verb[int]:
     """Send one capture and return how many are captured now."""
-    return (yield call)["captured"]
+    return (yield Call("POST", path, body, actor=actor))["captured"]

@@ -150,8 +150,8 @@ class _Verbs:
     ) -> int:
         """Append captured messages; see `kvmem.session.capture`."""
         body = calls.given(messages=list(messages), after=after, last=last, peer=peer)
-        call = Call("POST", f"{calls.path_of(session)}/capture", body)
-        return self._run(calls.counted(call._replace(actor=self._resolved(actor))))
+        path = f"{calls.path_of(session)}/capture"
+        return self._run(calls.captured(path, body, self._resolved(actor)))
 
     def _resolved(self, actor: str | None) -> str | None:
         return actors.resolve(self, actor, self._default)

@@ -100,13 +100,9 @@ def _archive(place: Place, generation: int | None, keep: int) -> Committed:
         if any("carries" in line.stored for line in part.lines):
             state.write_ledger(place, found, found.ledger)
         archive.write(place, part)
-        before = meta.read(place)
+        commits = meta.count(meta.read(place), "commit_count") + 1
         live = archive.cut(place, live, count)
-        commits = before.get("commit_count", 0)
-        commits = commits if isinstance(commits, int) else 0
-        meta.update(
-            place, live, commit_count=commits + 1, last_commit_at=meta.timestamp()
-        )
+        meta.update(place, live, commit_count=commits, last_commit_at=meta.timestamp())
     return Committed("archived", None, part.start.messages, part.clock.messages)
 
 

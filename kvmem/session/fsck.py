@@ -105,11 +105,10 @@ def _order(place: Place, live: Log, held: list[Line]) -> Iterator[Violation]:
     names = [line.stored.get("id") for line in [*held, *live.lines]]
     if len(set(names)) != len(names):
         yield Violation("I2", "two messages have one id")
-    counted = meta.read(place).get("total_message_count")
-    if place.rules.clock_from_log and isinstance(counted, int):
-        if counted > live.clock.messages:
-            detail = f"{counted} messages were counted, the log holds {live.clock[0]}"
-            yield Violation("I2", detail)
+    counted = meta.count(meta.read(place), "total_message_count")
+    if place.rules.clock_from_log and counted > live.clock.messages:
+        detail = f"{counted} messages were counted, the log holds {live.clock[0]}"
+        yield Violation("I2", detail)
 
 
 def _servings(place: Place, live: Log, held: list[Line]) -> Iterator[Violation]:

@@ -102,7 +102,7 @@ class KeyRing:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[dict[str, Key]]:
         """Lend the keys under the lock; they are written when nothing was raised."""
-        self._root.mkdir(parents=True, exist_ok=True)
+        files.make_root(self._io, self._root)
         with self._locks.hold(self._root / f".{FILE_NAME}.lock", "the keys"):
             keys = dict(self._read())
             yield keys

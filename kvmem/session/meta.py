@@ -33,15 +33,20 @@ def read(place: Place) -> dict:
     return fields
 
 
+def count(fields: Mapping, name: str) -> int:
+    """Return a counter of the file's fields, 0 where it is missing or no number."""
+    found = fields.get(name)
+    return found if isinstance(found, int) else 0
+
+
 def encoded(place: Place, log: Log, before: Mapping, **more) -> bytes:
     """Return the file's bytes after a change that left `log`."""
     now = timestamp()
-    total = before.get("total_message_count")
     fields = place.identity.head(FORMAT) | {
         "created_at": before.get("created_at", now),
         "updated_at": now,
         "message_count": len(log.lines),
-        "total_message_count": total if isinstance(total, int) else 0,
+        "total_message_count": count(before, "total_message_count"),
         "commit_count": before.get("commit_count", 0),
         "last_commit_at": before.get("last_commit_at"),
         "pending_tokens": log.clock.tokens - log.start.tokens,
@@ -54,8 +59,7 @@ def update(place: Place, log: Log, added: int = 0, **more) -> None:
     before = read(place)
     total = log.clock.messages
     if not place.rules.clock_from_log:
-        counted = before.get("total_message_count")
-        total = (counted if isinstance(counted, int) else 0) + added
+        total = count(before, "total_message_count") + added
     data = encoded(place, log, before | {"total_message_count": total}, **more)
     try:
         files.write(place.io, place.file(META), data, durable=False)
@@ -67,5 +71,4 @@ def clock(place: Place, log: Log) -> int:
     """Return the session's clock in messages, by the rules of its store."""
     if place.rules.clock_from_log:
         return log.clock.messages
-    total = read(place).get("total_message_count")
-    return max(total if isinstance(total, int) else 0, len(log.lines))
+    return max(count(read(place), "total_message_count"), len(log.lines))

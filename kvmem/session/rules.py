@@ -7,11 +7,9 @@ stay. The log, the locks and the write order are the same under both.
 """
 
 import dataclasses
-from typing import Literal
 
 from kvmem.errors import ConfigError, say
-
-PeerScope = Literal["actor", "all"]
+from kvmem.session.views import PeerScope
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,13 +56,15 @@ def judged(
     Raises:
         CorruptPage: logits of a drafted step that are no numbers.
     """
+    if not work.is_drafted:
+        return _chosen(logits, own, buckets, False), []
     lasts = last_places(work, logits)
     drafted = [
         (at, row, last)
         for at, (row, last) in enumerate(zip(work.rows, lasts, strict=True))
         if row.drafts
     ]
-    if proposed is not None and drafted:
+    if proposed is not None:
         rows = {at: row for at, row, _ in drafted}
         runs = rejection.runs_of(logits, rows, proposed)
         spelled = [
@@ -75,7 +77,7 @@ def judged(
         for _, row, last in drafted
         for at, depth in enumerate(_depths(row))
     ]
-    chosen = _chosen(logits, [*own, *ahead], buckets, bool(drafted))
+    chosen = _chosen(logits, [*own, *ahead], buckets, True)
     found, at = [], len(own)
     for _, row, _ in drafted:
         found.append(_run(row, chosen[at : at + row.count]))

@@ -66,7 +66,7 @@ def part(table: PageTable, held: Holding) -> dict[int, int] | None:
         where a copy has no room.
     """
     counts = _states(table)
-    if not table.room.can_make(counts) or not table.room.make(counts):
+    if not table.room.make(counts):
         return None
     before = {}
     for group, count in enumerate(counts):
