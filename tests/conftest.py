@@ -46,6 +46,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+_MOST_AREAS = 25_000  # mapped by a process when a module ends
 _ON_A_GPU = "only a CUDA device shows it: asked of one by configs/device_moves.toml"
 
 
@@ -103,6 +104,20 @@ def cover(rows: list[dict[str, object]], strength: int) -> set[int]:
         chosen.add(best)
         missing -= meetings[best]
     return chosen
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_that_fit():
+    """Compiled programs are given up between modules, before Linux refuses more.
+
+    XLA maps about seven areas of memory a program, a process may have 65,530
+    (vm.max_map_count), and behind that XLA aborts. A program that is asked for again
+    comes from the folder of compiled programs.
+    """
+    yield
+    areas = pathlib.Path("/proc/self/maps")
+    if areas.exists() and areas.read_bytes().count(b"\n") > _MOST_AREAS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="session")
