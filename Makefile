@@ -15,7 +15,7 @@ export PYTHON
 help:
 	@echo 'make demo        write a conversation at TP=3, continue it at TP=1 and TP=9'
 	@echo 'make test        the tests (minutes)'
-	@echo 'make test-all    the tests, with the long ones and the notebook'
+	@echo 'make test-all    the tests with the long ones; experiments/records/test_all.json'
 	@echo 'make test-floor  the tests on the oldest jax that kvmem supports'
 	@echo 'make test-kernels  compile every GPU kernel for an H200, on both jax, without one'
 	@echo 'make lint        ruff check and ruff format --check'
@@ -28,7 +28,9 @@ test: venv
 	.venv/bin/python $(PYTEST)
 
 test-all: venv
-	.venv/bin/python $(PYTEST) --long
+	.venv/bin/python $(PYTEST) --long --junitxml=.cache/test_all.xml; found=$$?; \
+	.venv/bin/python .ci/record_tests .cache/test_all.xml experiments/records/test_all.json; \
+	exit $$found
 
 test-floor:
 	@.ci/make_venv .venvs/floor $(FLOOR)

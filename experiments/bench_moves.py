@@ -91,7 +91,7 @@ class Config(RunConfig):
         targets: of the other parts.
         rounds: turns of every comparison.
         record_tokens: records that are moved.
-        threads: of the host executor; targets are for one.
+        threads: of the host executor; each has a target in every layout.
         pool_pages: sizes of the pools whose books are timed.
         sequences: that get a page each; and tokens that are written.
         handouts: of a turn; the turn's figure is their median.
@@ -168,18 +168,19 @@ def _records(config: Config) -> Iterator[Record]:
     yield Record(
         "records_against_memcpy",
         "measurement",
-        "bytes a second of records over one memcpy of the same bytes, one thread",
+        "bytes a second of records over one memcpy of the same bytes",
         "host",
         repetitions=config.rounds,
         checks=tuple(
             _at_least(
-                f"{verb} at {case.layout.name}, one thread",
-                timed.ratio(MEMCPY, f"{case.layout.name}_{verb}_threads_1"),
-                case.layout.target,
+                f"{verb} at {case.layout.name}, threads: {count}",
+                timed.ratio(MEMCPY, f"{case.layout.name}_{verb}_threads_{count}"),
+                target,
                 "of memcpy",
             )
             for case in cases
             for verb in ("export", "import")
+            for count, target in zip(config.threads, case.layout.targets, strict=True)
         ),
         measurements=figures,
     )

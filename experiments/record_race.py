@@ -30,12 +30,12 @@ class Layout:
     Args:
         tp: ranks, each on a device of its own.
         order: page order.
-        target: bytes a second over those of one copy, one thread.
+        targets: bytes a second over those of one memcpy, for each number of threads.
     """
 
     tp: int
     order: str
-    target: float
+    targets: tuple[float, ...]
 
     @property
     def name(self) -> str:

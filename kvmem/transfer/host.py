@@ -23,7 +23,6 @@ from kvmem.transfer.window import Window
 
 __all__ = ["Lane", "export_pages", "fragments", "import_pages", "lanes_of"]
 
-_SHORT = 128  # bytes of a row up to which it is copied as one element
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 Copy = Callable[[np.ndarray, np.ndarray], None]  # (pages' bytes, records' bytes)
 
@@ -195,14 +194,12 @@ def _cells(
     offset: int,
     strides: tuple[int, ...],
 ) -> np.ndarray:
-    """Return rows of bytes as an array, short rows as one element each.
+    """Return rows of bytes as an array, each row one element.
 
     numpy's loop then runs over rows: 1.3 to 5 times faster than over the bytes of each,
-    most for the shortest (scales: 4 bytes), and no faster from 256 bytes on.
+    most for the shortest (scales: 4 bytes), and 1.1 times for rows of 256 and 768.
     """
     row = shape[-1]
-    if row > _SHORT:
-        return np.ndarray(shape, np.uint8, held, offset, strides)
     element = _WORDS.get(row) or np.dtype((np.void, row))
     return np.ndarray(shape[:-1], element, held, offset, strides[:-1])
 

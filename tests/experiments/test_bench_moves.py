@@ -103,12 +103,12 @@ def test_the_full_config_asks_for_what_was_promised(repo_root):
 
     path = repo_root / "configs" / "bench_moves.toml"
     config = settings.read(bench_moves.Config, path).value
-    targets = {(lay.tp, lay.order): lay.target for lay in config.layouts}
+    targets = {(lay.tp, lay.order): lay.targets for lay in config.layouts}
     assert targets == {
-        (1, "token_major"): 0.4,
-        (1, "head_major"): 0.3,
-        (3, "token_major"): 0.3,
-        (3, "head_major"): 0.3,
+        (1, "token_major"): (0.4, 0.4),
+        (1, "head_major"): (0.4, 0.4),
+        (3, "token_major"): (0.3, 0.4),
+        (3, "head_major"): (0.3, 0.4),
     }
     assert config.record_tokens * 46_080 >= 64_000_000
     assert config.targets == bench_moves.Targets()
