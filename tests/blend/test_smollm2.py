@@ -66,6 +66,7 @@ def test_at_ratio_1_the_real_model_says_the_same_bits(model, at_ratio):
     np.testing.assert_array_equal(logits(at_ratio(1.0), tokens, reuse=True), full)
 
 
+@pytest.mark.long
 def test_a_document_that_comes_first_is_exact_at_ratio_0(model, at_ratio):
     _, (first, _), encode = model
     tokens = [*first, *encode(" In other words, this means")]
@@ -75,6 +76,7 @@ def test_a_document_that_comes_first_is_exact_at_ratio_0(model, at_ratio):
     assert (found.argmax(-1) == full.argmax(-1)).all()
 
 
+@pytest.mark.long
 def test_documents_in_changed_order_and_twice_are_all_reused(model, at_ratio):
     _, (first, second), encode = model
     engine = at_ratio(0.15)

@@ -10,6 +10,7 @@ from experiments import blend
 from kvmem import errors
 
 
+@pytest.mark.long
 def test_the_smoke_config_runs_whole(repo_root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     smoke = repo_root / "configs" / "smoke" / "blend.toml"

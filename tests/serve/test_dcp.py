@@ -85,8 +85,8 @@ def test_token_shards_are_certified_at_start_and_a_wrong_rule_is_named(
     ("kind", "topology"),
     [
         ("window", (1, 2, 2)),
-        ("indexer", (1, 2, 1)),
         ("state", (1, 2, 4)),
+        pytest.param("indexer", (1, 2, 1), marks=LONG),
         pytest.param("window", (2, 4, 1), marks=LONG),
         pytest.param("indexer", (2, 2, 4), marks=LONG),
         pytest.param("state", (2, 2, 1), marks=LONG),

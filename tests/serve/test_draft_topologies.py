@@ -8,7 +8,7 @@ from kvmem.serve import SamplingParams
 from kvmem.serve.draft import FrozenKV, NGram
 
 CASES = [
-    ("ngram", "full", Topology(2)),
+    pytest.param("ngram", "full", Topology(2), marks=pytest.mark.long),
     ("frozen_kv", "full", Topology(1, 2)),
     pytest.param("two_engine", "full", Topology(2, 2), marks=pytest.mark.long),
     pytest.param("ngram", "window", Topology(1, 2), marks=pytest.mark.long),

@@ -267,7 +267,8 @@ def test_what_could_not_be_kept_is_refused_in_words(hybrid_engine, open_parts):
             hybrid_engine("state", store=kept.stores["base"])
 
 
-@pytest.mark.parametrize("kind", ["window", pytest.param("state", marks=LONG)])
+@LONG
+@pytest.mark.parametrize("kind", ["window", "state"])
 def test_engines_that_come_and_go_answer_as_if_none_had_ever_ended(
     hybrid_engine, hybrid_dense, open_parts, kind
 ):
