@@ -18,19 +18,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from kvmem import errors, geometry
+from kvmem.model import draft_spec
+from kvmem.model.draft_spec import DraftPartition, DraftSpec
 from kvmem.model.loaded import LoadedModel
-from kvmem.model.partition import Partition
 from kvmem.model.spec import ModelSpec
 
-__all__ = ["MtpPartition", "MtpSpec", "draw", "with_params"]
-
-_STD = 0.02  # of drawn weights
-_OF_TARGET = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+__all__ = ["MtpPartition", "MtpSpec", "draw", "spec_of", "with_params"]
 
 
 @dataclasses.dataclass(frozen=True)
-class MtpSpec(ModelSpec):
+class MtpSpec(DraftSpec):
     """Draft layers of the shape of a model's own, behind its hidden rows."""
 
     @property
@@ -38,39 +35,19 @@ class MtpSpec(ModelSpec):
         """Elements that one row is fused of: a hidden row and an embedding."""
         return 2 * self.hidden
 
-    def layer_specs(self, kv_dtype: str = "float32") -> tuple[geometry.LayerSpec, ...]:
-        """Describe what each draft layer keeps of a token."""
-        return tuple(
-            dataclasses.replace(layer, name=f"draft.{layer.index}")
-            for layer in super().layer_specs(kv_dtype)
-        )
-
-    def parameters(self) -> dict[str, tuple[int, ...]]:
-        """Name every tensor, those of the target among them."""
-        return super().parameters() | {
+    @property
+    def extras(self) -> dict[str, tuple[int, ...]]:
+        """Name what fuses two rows into one."""
+        return {
             "mtp.fuse.weight": (self.hidden, self.width),
             "mtp.hidden_norm.weight": (self.hidden,),
             "mtp.embed_norm.weight": (self.hidden,),
         }
 
-    def own_parameters(self) -> dict[str, tuple[int, ...]]:
-        """Name the tensors that are the draft's own, which are trained."""
-        every = self.parameters()
-        return {name: shape for name, shape in every.items() if name not in _OF_TARGET}
-
 
 @dataclasses.dataclass(frozen=True)
-class MtpPartition(Partition):
+class MtpPartition(DraftPartition):
     """The share of one rank; what fuses the two rows is on every rank."""
-
-    def rank_params(
-        self, params: Mapping[str, np.ndarray], rank: int
-    ) -> dict[str, np.ndarray]:
-        """Cut one rank's arrays out of the draft's."""
-        own = super().rank_params(params, rank)
-        for name in ("fuse", "hidden_norm", "embed_norm"):
-            own[name] = params[f"mtp.{name}.weight"]
-        return own
 
 
 def spec_of(target: ModelSpec, layers: int) -> MtpSpec:
@@ -79,32 +56,12 @@ def spec_of(target: ModelSpec, layers: int) -> MtpSpec:
     Raises:
         IncompatiblePlan: a target whose layers differ.
     """
-    if type(target) is not ModelSpec:
-        raise errors.IncompatiblePlan(
-            errors.say(
-                f"draft layers for {target.name}",
-                "they have the shape of the target's own, where all of those are alike",
-                "Draft with ngram or two_engine",
-            )
-        )
-    facts = {f.name: getattr(target, f.name) for f in dataclasses.fields(target)}
-    return MtpSpec(**facts | {"name": f"{target.name} draft", "layers": layers})
+    return draft_spec.spec_of(MtpSpec, target, layers)
 
 
 def draw(target: LoadedModel, layers: int = 1, seed: int = 0) -> LoadedModel:
     """Return draft layers that nobody has trained, with weights of a seed."""
-    spec = spec_of(target.spec, layers)
-    rng = np.random.default_rng(seed)
-    dtype = target.params["model.norm.weight"].dtype
-    params = {
-        name: (
-            np.ones(shape)
-            if name.endswith("norm.weight")
-            else rng.normal(0, _STD, shape)
-        ).astype(dtype)
-        for name, shape in spec.own_parameters().items()
-    }
-    return with_params(target, layers, params, f"drawn from seed {seed}")
+    return draft_spec.drawn(spec_of(target.spec, layers), target, seed)
 
 
 def with_params(
@@ -115,8 +72,4 @@ def with_params(
     Raises:
         FormatMismatch: tensors that are not those of `MtpSpec.own_parameters`.
     """
-    spec = spec_of(target.spec, layers)
-    shared = {n: target.params[n] for n in _OF_TARGET if n in target.params}
-    every = {**shared, **params}
-    spec.require({name: array.shape for name, array in every.items()}, source)
-    return LoadedModel(spec, every, target.tokenizer, f"draft layers {source}")
+    return draft_spec.completed(spec_of(target.spec, layers), target, params, source)

@@ -13,7 +13,7 @@ from kvmem.model import mtp
 from kvmem.serve import SamplingParams, ServeConfig
 from kvmem.serve import engine as engines
 from kvmem.serve import loop as loops
-from kvmem.serve.draft import dspark
+from kvmem.serve.draft import virtual
 from kvmem.serve.draft.dspark import DSpark
 
 PAGES = 30  # of one size in every test, so that steps are compiled once
@@ -36,14 +36,14 @@ def layers_for(model):
 
 @pytest.fixture(scope="module")
 def shared_drafts():
-    return functools.cache(dspark.VirtualStepper)
+    return functools.cache(virtual.VirtualStepper)
 
 
 @pytest.fixture
 def sparked(tiny_model, shared_steps, shared_drafts, monkeypatch):
     """An engine of the tiny model on a poisoned pool, drafting on virtual ids."""
     monkeypatch.setattr(loops, "Stepper", shared_steps)
-    monkeypatch.setattr(dspark, "VirtualStepper", shared_drafts)
+    monkeypatch.setattr(virtual, "VirtualStepper", shared_drafts)
 
     def make(draft_tokens=3, tp=1, dcp=1, **serve):
         model, topology = tiny_model(), Topology(tp, dcp)
