@@ -78,6 +78,7 @@ class Conversation:
         self.options = options
         self.identity, self._facts = identity, facts
         self.forgotten = forgotten  # by anybody, in this process
+        self._transcript = transcript.Transcript(engine.tokenizer)
         self._best_s: float | None = None  # a prefilled token; None: no turn yet
 
     def say(self, text: str, key: str | None = None) -> Reply:
@@ -119,7 +120,7 @@ class Conversation:
     def prompt(self, system_memories: tuple[dict, ...] = ()) -> Prompt:
         """Return what is fed next: all that the log says, for this actor."""
         headed = (*self._system(system_memories), *self._turns())
-        return transcript.prompt(self.engine.tokenizer, headed)
+        return self._transcript.prompt(headed)
 
     def judged(self) -> Judged:
         """Return the chain as the log and this engine let it stand.
@@ -166,7 +167,7 @@ class Conversation:
         """Refuse a message that leaves no room for a reply, before it is logged."""
         asked = Turn(self.session.clock, "user", tuple(parts))
         headed = (*self._system(system_memories), *self._turns(), asked)
-        length = len(transcript.prompt(self.engine.tokenizer, headed).ids)
+        length = len(self._transcript.prompt(headed).ids)
         room, most = self.options.sampling.max_tokens, self.engine.config.max_length
         if length + room > most:
             raise ConfigError(

@@ -141,3 +141,31 @@ def test_ids_that_anybody_appended_break_no_turn(talk):
         ]
     )
     assert talk.say("so?").output is not None
+
+
+IN_TURN = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('user and assistant in turn') }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("keep", [None, 2])
+def test_a_half_turn_stops_no_conversation_whose_template_wants_roles_in_turn(
+    start, short, monkeypatch, keep
+):
+    conversations, me = start()
+    tokenizer = conversations.engine.tokenizer
+    monkeypatch.setattr(tokenizer, "template", IN_TURN + tokenizer.template)
+    talk = conversations.open(me.session("s"), options=short)
+    talk.say("what is first, and long enough for a chunk")
+    stream = talk.turn("this one gets no answer").deltas()
+    next(stream)
+    stream.close()
+    if keep is not None:
+        me.session("s").commit(keep=keep)  # an answer is first now
+    reply = talk.say("and this one?")
+    fed = tokenizer.decode(reply.output.prompt_ids)
+    assert "this one gets no answer\nand this one?" in fed
+    again = talk.say("good")
+    assert again.resume.reason is None
+    assert again.resume.num_reused == again.resume.num_expected > 0
