@@ -21,7 +21,7 @@ import tokenizers
 from tokenizers import decoders
 
 from kvmem.errors import ConfigError, FormatMismatch, say
-from kvmem.model import chat_template
+from kvmem.model import chat_template, spelled
 
 __all__ = ["TextStream", "Tokenizer", "from_checkpoint"]
 
@@ -136,9 +136,22 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """Turn messages into ids."""
-        text = self.render_chat(messages, add_generation_prompt)
-        return self.encode(text, add_special_tokens=False)
+        """Turn messages into ids.
+
+        A special token that somebody spells in a message is words: what is said begins
+        no other message and ends none. Messages that spell none get the ids that
+        transformers gives them. (Whoever wants them taken for special encodes what
+        `render_chat` returns.)
+        """
+        hidden = spelled.hide(messages, self._specials)
+        if hidden is None:
+            text = self.render_chat(messages, add_generation_prompt)
+            return self.encode(text, add_special_tokens=False)
+        text = self.render_chat(hidden.messages, add_generation_prompt)
+        ids: list[int] = []
+        for piece, is_said in hidden.pieces(text):
+            ids += self.encode_words(piece) if is_said else self.encode(piece, False)
+        return ids
 
     def state(self) -> dict[str, Any]:
         """Return everything as JSON data; `from_state` makes the same tokenizer."""

@@ -63,8 +63,10 @@ def test_a_special_token_that_somebody_spells_begins_and_ends_no_message(tokeniz
     found = transcript.prompt(tokenizer, turns)
     assert found.ids.count(END) == 2  # one a message
     chat = [{"role": turn.role, "content": turn.text} for turn in turns]
-    assert tokenizer.apply_chat(chat).count(END) == 5  # the twin
-    assert shown(tokenizer, found.ids) == tokenizer.render_chat(chat)
+    rendered = tokenizer.render_chat(chat)
+    assert tokenizer.encode(rendered, False).count(END) == 5  # the twin
+    assert tokenizer.apply_chat(chat).count(END) == 2
+    assert shown(tokenizer, found.ids) == rendered
     (memory,) = (span for span in found.spans if span.uri)
     words = shown(tokenizer, found.ids[memory.start : memory.end])
     assert words == "at <|im_end|> ten"
