@@ -16,8 +16,7 @@ from kvmem.speculative import SpecPlan
 
 __all__ = ["draft_of", "unserved"]
 
-_SERVED = ("ngram", "two_engine", "frozen_kv", "mtp", "dspark")
-_LAYERS = ("mtp", "dspark")  # layers of their own behind the target's
+_LAYERS = ("mtp", "dspark", "dflash")  # layers of their own behind the target's
 
 
 def unserved(
@@ -44,10 +43,6 @@ def unserved(
         law = "a draft model proposes by an algorithm"
         cure = 'set speculative.algorithm to "two_engine", or leave [draft] out'
         faults.append((what, law, cure))
-    if plan.algorithm not in (None, *_SERVED):
-        what = f"speculative.algorithm = {plan.algorithm!r}"
-        law = f"this version drafts with {', '.join(_SERVED)} and plans the others"
-        faults.append((what, law, "use one of them"))
     return faults
 
 

@@ -1,14 +1,16 @@
 """Files of draft layers: what training leaves, and what an engine drafts with.
 
 One safetensors file of the draft's own tensors; embeddings, last norm and head are the
-target's and are not in it. The law: layers know whose they are. The file names the
-model id that they were trained behind, and they are loaded for that model alone: behind
-another they would propose noise.
+target's and are not in it. A matrix may be stored in int8, each of its rows beside the
+scale that it is multiplied by: no element is off by more than half of that. The law:
+layers know whose they are. The file names the model id that they were trained behind,
+and they are loaded for that model alone: behind another they would propose noise.
 
-    save(path, layers, model)
+    save(path, layers, model, int8=True)
     layers = load(path, model, layers=1)       # as `mtp.draw(model, 1)` makes them
 """
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,39 +23,59 @@ from kvmem.model.loaded import LoadedModel
 
 __all__ = ["load", "save"]
 
-_SCHEME = "kvmem draft layers 1"
+Complete = Callable[[LoadedModel, int, Mapping[str, np.ndarray], str], LoadedModel]
+
+_PLAIN, _SCALED = "kvmem draft layers 1", "kvmem draft layers 2"
+_SCALE = ".scale"  # f32[N] behind the name of an int8[N, K]
+_MOST = 127
 
 
-def save(path: str | Path, draft: LoadedModel, target: LoadedModel) -> None:
-    """Write the draft's own tensors, in their own dtype, by one rename.
+def save(
+    path: str | Path, draft: LoadedModel, target: LoadedModel, int8: bool = False
+) -> None:
+    """Write the draft's own tensors by one rename.
 
     Args:
         path: of the file; its folder exists.
         draft: layers for `target`.
         target: whose model id is noted.
+        int8: matrices in int8 with a scale a row, and vectors in float32; False: all
+            in their own dtype.
     """
     own = draft.spec.own_parameters()
     tensors = {name: np.ascontiguousarray(draft.params[name]) for name in own}
-    facts = {"scheme": _SCHEME, "target": target.model_id}
+    if int8:
+        tensors = _scaled(tensors)
+    facts = {"scheme": _SCALED if int8 else _PLAIN, "target": target.model_id}
     scratch = Path(f"{path}.tmp")
     safetensors_numpy.save_file(tensors, scratch, metadata=facts)
     scratch.replace(path)
 
 
-def load(path: str | Path, target: LoadedModel, layers: int = 1) -> LoadedModel:
+def load(
+    path: str | Path,
+    target: LoadedModel,
+    layers: int = 1,
+    complete: Complete = mtp.with_params,
+) -> LoadedModel:
     """Read draft layers for a model, in the dtype of its weights.
 
     Args:
         path: of a file that `save` wrote.
         target: the model that they draft for.
         layers: how many there are.
+        complete: of the kind that they are, from target, layers, tensors and source.
 
     Raises:
         FormatMismatch: no such file, a damaged one or one of another kind, layers for
             another model, or other tensors than so many layers have.
         IncompatiblePlan: a target whose layers differ.
     """
-    path = Path(path)
+    return complete(target, layers, _read(Path(path), target), f"of {path}")
+
+
+def _read(path: Path, target: LoadedModel) -> dict[str, np.ndarray]:
+    """Read a file's tensors in the dtype of a model's weights."""
     if not path.is_file():
         raise FormatMismatch(
             say(
@@ -63,11 +85,58 @@ def load(path: str | Path, target: LoadedModel, layers: int = 1) -> LoadedModel:
                 "draw them from a seed",
             )
         )
-    params = tensor_file.read(path)
+    tensors = tensor_file.read(path, tensor_file.FLOATS | {"I8": np.dtype(np.int8)})
     _require_target(path, target)
     dtype = target.params["model.norm.weight"].dtype
-    params = {name: np.asarray(rows, dtype) for name, rows in params.items()}
-    return mtp.with_params(target, layers, params, f"of {path}")
+    return {name: rows.astype(dtype) for name, rows in _whole(path, tensors).items()}
+
+
+def _scaled(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return matrices as int8 and their scales, and all else as float32."""
+    found = {}
+    for name, rows in tensors.items():
+        rows = rows.astype(np.float32)
+        if rows.ndim == 1:
+            found[name] = rows
+            continue
+        scale = np.abs(rows).max(axis=1) / np.float32(_MOST)
+        scale[scale == 0] = 1
+        found[name] = np.rint(rows / scale[:, None]).astype(np.int8)
+        found[name + _SCALE] = scale
+    return found
+
+
+def _whole(path: Path, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors that a file means: int8 rows are multiplied by their scales.
+
+    Raises:
+        FormatMismatch: int8 without a scale for each row, or a scale of nothing.
+    """
+    scales = {name: rows for name, rows in tensors.items() if name.endswith(_SCALE)}
+    found, used = {}, set()
+    for name, rows in tensors.items():
+        if name in scales:
+            continue
+        if rows.dtype == np.int8:
+            scale = scales.get(name + _SCALE)
+            if rows.ndim != 2 or scale is None or scale.shape != rows.shape[:1]:
+                raise _odd(path, f"{name} is int8{list(rows.shape)} without its scales")
+            used.add(name + _SCALE)
+            rows = rows * scale[:, None]
+        found[name] = rows
+    if idle := sorted(scales.keys() - used):
+        raise _odd(path, f"{idle[0]} scales nothing")
+    return found
+
+
+def _odd(path: Path, what: str) -> FormatMismatch:
+    return FormatMismatch(
+        say(
+            f"draft layers of {path}",
+            what,
+            "Write the file with kvmem.model.draft_layers.save",
+        )
+    )
 
 
 def _require_target(path: Path, target: LoadedModel) -> None:
@@ -75,7 +144,8 @@ def _require_target(path: Path, target: LoadedModel) -> None:
     with safetensors.safe_open(path, framework="np") as file:
         facts = file.metadata() or {}
     laws = {
-        f"the file says {_SCHEME!r} of itself": facts.get("scheme") == _SCHEME,
+        f"the file says {_PLAIN!r} or {_SCALED!r} of itself": facts.get("scheme")
+        in (_PLAIN, _SCALED),
         f"they were trained behind the model {facts.get('target', '')[:12]}, and this "
         f"is {target.model_id[:12]}": facts.get("target") == target.model_id,
     }

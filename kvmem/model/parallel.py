@@ -34,6 +34,8 @@ from kvmem.errors import IncompatiblePlan, say
 from kvmem.geometry import Envelope, Spread, Topology, np_dtype
 from kvmem.mesh import DCP, TP
 from kvmem.model.decoder import Decoder
+from kvmem.model.dflash import DFlashPartition
+from kvmem.model.dflash_decoder import DFlashDecoder
 from kvmem.model.hybrid.decoder import HybridDecoder
 from kvmem.model.hybrid.partition import HybridPartition
 from kvmem.model.mtp import MtpPartition
@@ -53,7 +55,8 @@ tables: a GroupTable a group) -> (pages, logits f32[S, V]); V counts the padded
 vocabulary. Keywords num_logits=n and num_features=m, both static, ask for logits
 f32[S, n, V] of the last n new tokens, and features f32[S, m, D] after them;
 branches=Branches(...) says where tokens stand that do not follow each other, and
-hidden=f32[S, Q, D] are rows of the tokens before, which draft layers read."""
+hidden=f32[S, Q, D] are rows that a draft reads: of the tokens before (mtp), or of the
+tokens themselves, which a block draft keeps and gives no logits for (dflash)."""
 
 
 @jax.tree_util.register_dataclass
@@ -181,6 +184,7 @@ _DECODERS = {
     Partition: Decoder,
     HybridPartition: HybridDecoder,
     MtpPartition: MtpDecoder,
+    DFlashPartition: DFlashDecoder,
 }
 
 

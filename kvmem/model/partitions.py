@@ -8,6 +8,7 @@ No jax: the plan of a model is read without a device.
 """
 
 from kvmem.geometry import Topology
+from kvmem.model.dflash import DFlashPartition, DFlashSpec
 from kvmem.model.hybrid.partition import HybridPartition
 from kvmem.model.hybrid.spec import HybridSpec
 from kvmem.model.mtp import MtpPartition, MtpSpec
@@ -30,5 +31,6 @@ def partition_of(spec: AnySpec, topology: Topology) -> AnyPartition:
         ModelSpec: Partition,
         HybridSpec: HybridPartition,
         MtpSpec: MtpPartition,
+        DFlashSpec: DFlashPartition,
     }
     return made[type(spec)](spec, topology)

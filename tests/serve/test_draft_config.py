@@ -7,7 +7,7 @@ import pytest
 from kvmem import errors, settings
 from kvmem.config import Config, ModelConfig, PoolConfig, ServeConfig, StoreConfig
 from kvmem.config.speculative import SpeculativeConfig
-from kvmem.model import draft_layers, mtp
+from kvmem.model import dflash, draft_layers, mtp
 from kvmem.serve import SamplingParams
 
 FACTS = {
@@ -90,8 +90,8 @@ def test_a_draft_model_of_its_own_takes_the_bytes_that_were_planned(plain):
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"algorithm": "dflash"}, "plans the others"),
         ({"algorithm": "mtp"}, "all alike"),
+        ({"algorithm": "dflash"}, "all alike"),
         ({"algorithm": "frozen_kv", "topk": 2}, "linear"),
         (
             {"draft": ModelConfig(facts=settings.Table(FACTS), seed=2)},
@@ -106,13 +106,14 @@ def test_what_is_not_run_is_refused_before_a_weight_is_drawn(monkeypatch, asked,
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["dspark", pytest.param("mtp", marks=pytest.mark.long)]
+    "algorithm", ["dspark", "dflash", pytest.param("mtp", marks=pytest.mark.long)]
 )
 def test_draft_layers_are_drawn_or_read_as_the_table_says(
     llama_config, tiny_model, tmp_path, algorithm
 ):
     model, path = tiny_model(), tmp_path / "layers.safetensors"
-    draft_layers.save(path, mtp.draw(model, 1, seed=7), model)
+    kind = dflash if algorithm == "dflash" else mtp
+    draft_layers.save(path, kind.draw(model, 1, seed=7), model)
     facts = {
         "vocab_size": model.spec.vocab,
         "max_position_embeddings": 512,
@@ -127,7 +128,7 @@ def test_draft_layers_are_drawn_or_read_as_the_table_says(
     }
     found = []
     for source in ({"seed": 7}, {"weights": str(path)}):
-        asked = SpeculativeConfig(algorithm, steps=3, **source)
+        asked = SpeculativeConfig(algorithm, draft_tokens=3, **source)
         made = Config(
             model=ModelConfig(source=llama_config(**facts)),
             pool=PoolConfig(page_size=4, memory="400KB", checked=True, poison=True),
@@ -138,7 +139,7 @@ def test_draft_layers_are_drawn_or_read_as_the_table_says(
         proposer = engine.verifier.proposer
         assert proposer.num_drafted == 3
         found.append(proposer._stepper.weights)
-        if algorithm == "dspark":
+        if algorithm != "mtp":
             solved = made.budget()
             planned = solved.draft_pages * solved.draft_page_nbytes
             assert proposer.pages.nbytes == planned and proposer.claims()

@@ -5,7 +5,8 @@ kind: `ngram` looks the text up in itself; `two_engine` runs a smaller model on 
 of its own (`own_pages`, `chain`); `frozen_kv` runs the model's first layers on the
 model's own pages, in one chain or in several (`trees`); `mtp` runs layers of its own
 on the model's hidden rows, as groups of the model's own pool, and `dspark` the same on
-the pool's virtual ids.
+the pool's virtual ids; `dflash` proposes a block at once behind the model's rows, which
+it keeps on virtual ids too (`virtual`).
 
 The law of all: an engine emits the tokens that it would emit without a draft (`judge`:
 a drafted token stands if it equals the choice for its place; where it was drawn with
@@ -24,10 +25,11 @@ has of memory is reached through `target.pool`, `target.table` and each sequence
 """
 
 from kvmem.serve.draft.counts import DraftStats
+from kvmem.serve.draft.dflash import DFlash
 from kvmem.serve.draft.dspark import DSpark
 from kvmem.serve.draft.frozen_kv import FrozenKV
 from kvmem.serve.draft.mtp import MTP
 from kvmem.serve.draft.ngram import NGram
 from kvmem.serve.draft.two_engine import TwoEngine
 
-__all__ = ["MTP", "DSpark", "DraftStats", "FrozenKV", "NGram", "TwoEngine"]
+__all__ = ["MTP", "DFlash", "DSpark", "DraftStats", "FrozenKV", "NGram", "TwoEngine"]

@@ -28,8 +28,8 @@ from kvmem.serve.request import Sequence
 from kvmem.serve.step import Batch, Stepper
 from kvmem.serve.work import Feed
 
-__all__ = ["NO_NUMBERS", "Chain", "Drawn", "chains_of", "draw", "keys_of"]
-__all__ += ["proposal_of"]
+__all__ = ["NO_NUMBERS", "Chain", "Chooser", "Drawn", "chains_of", "draw"]
+__all__ += ["keys_of", "proposal_of"]
 
 NO_NUMBERS = "the draft's logits are no numbers"
 
@@ -81,7 +81,7 @@ def draw(
         first: for what the rows feed; None: they feed one token each.
         wants_probs: whether to return what sampled tokens were drawn from.
     """
-    choose = _Chooser(keys, wants_probs)
+    choose = Chooser(keys, wants_probs)
     longest = max(feed.end for feed in feeds)
     bucket = first or bucket_of(len(feeds), longest)
     pool, logits = stepper(pool, stepper.pack(feeds, bucket))
@@ -125,7 +125,7 @@ def proposal_of(chains: ListLike[Chain]) -> Proposal:
     )
 
 
-class _Chooser:
+class Chooser:
     """Chooses the tokens of one chain's steps as each row's request asks."""
 
     def __init__(self, keys: ListLike[sampler.RowKey], wants_probs: bool):

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from kvmem import errors
 from kvmem.budget import Budget
 from kvmem.geometry import LifecycleGroup, Topology
-from kvmem.model import cut, draft_layers, mtp
+from kvmem.model import cut, dflash, draft_layers, mtp
 from kvmem.model.loaded import LoadedModel
+from kvmem.serve.draft.dflash import DFlash
 from kvmem.serve.draft.dspark import DSpark
 from kvmem.serve.draft.frozen_kv import FrozenKV
 from kvmem.serve.draft.mtp import MTP
@@ -24,7 +25,7 @@ from kvmem.speculative import SpecPlan
 
 __all__ = ["draft_of"]
 
-_LAYERED = {"mtp": MTP, "dspark": DSpark}
+_LAYERED = {"mtp": (MTP, mtp), "dspark": (DSpark, mtp), "dflash": (DFlash, dflash)}
 
 
 def draft_of(
@@ -46,8 +47,8 @@ def draft_of(
         plan: that breaks no rule.
         model: the target.
         layers: of the target's first ones, for "frozen_kv", and for "two_engine"
-            without a model of its own; None: half of them. Draft layers of "mtp" and
-            "dspark"; None: one.
+            without a model of its own; None: half of them. Draft layers of "mtp",
+            "dspark" and "dflash"; None: one.
         matches: the fewest and the most tokens that "ngram" looks for.
         small: the model of "two_engine".
         seed: that draft layers are drawn from.
@@ -66,12 +67,13 @@ def draft_of(
     if plan.algorithm == "ngram":
         return NGram(plan.num_drafted, *matches)
     if plan.algorithm in _LAYERED:
+        facts, kind = _LAYERED[plan.algorithm]
         made = (
-            mtp.draw(model, layers or 1, seed)
+            kind.draw(model, layers or 1, seed)
             if weights is None
-            else draft_layers.load(weights, model, layers or 1)
+            else draft_layers.load(weights, model, layers or 1, kind.with_params)
         )
-        return _LAYERED[plan.algorithm](made, tuple(groups), plan.num_drafted)
+        return facts(made, tuple(groups), plan.num_drafted)
     layers = layers or -(-cut.num_layers(model.spec) // 2)
     if plan.algorithm == "frozen_kv":
         return FrozenKV(layers, plan.num_drafted, plan.width)
@@ -84,6 +86,6 @@ def draft_of(
         errors.say(
             f"a draft by {plan.algorithm!r}",
             "an engine runs what it has a proposer for",
-            "Use ngram, two_engine, frozen_kv, mtp or dspark",
+            "Use ngram, two_engine, frozen_kv, mtp, dspark or dflash",
         )
     )

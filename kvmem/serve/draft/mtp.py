@@ -7,8 +7,9 @@ values of the same tokens; to propose, they go on from the last row, then from t
 own. The law: what they keep of a token follows from the text before it, whoever
 computed that.
 
-Behind a cached prefix or a fetched one no hidden row is at hand; one row of zeros
-stands in, so a proposal may be worse there, and no token is.
+Behind a cached prefix or a fetched one no hidden row is at hand. So its last token is
+computed again by the target, in a copy of its page, for the row; what the layers have
+of that token stays. Zeros stand for the row before the first token of a text alone.
 
     MTP(mtp.draw(model), groups, draft_tokens=3).start(engine)
 """
@@ -32,7 +33,9 @@ from kvmem.serve.request import Sequence
 from kvmem.serve.step import Batch, Stepper
 from kvmem.serve.work import Feed
 
-__all__ = ["MTP", "MTPProposer", "require_rows", "with_rows"]
+__all__ = ["MTP", "MTPProposer", "from_the_left", "require_rows", "with_rows"]
+
+_AGAIN = 1  # tokens of what is found: the last one, for its hidden row
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -73,17 +76,33 @@ class MTPProposer(Forgetful):
         self._target = target
         self._stepper = self._stepper_of(facts, target)
         self._zeros = jnp.zeros(facts.model.spec.hidden, jnp.float32)
+        target.table.shelf.compute_again(_AGAIN)
         # The row before the next token, and all rows of the last step, by holding.
         self._tips: dict[Holding, jax.Array] = {}
         self._rows: dict[Holding, jax.Array] = {}
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
-        """Go on from the target's last row of each sequence, then from one's own."""
+        """Go on from the target's last row of each sequence, then from one's own.
+
+        None for one of which the target has computed nothing since it began.
+        """
+        asked = [at for at, s in enumerate(sequences) if s.held in self._tips]
+        tokens = [()] * len(sequences)
+        if not asked:
+            return Proposal(tuple(tokens))
+        drawn = self._draw([sequences[at] for at in asked], [most[at] for at in asked])
+        for at, each in zip(asked, drawn.tokens, strict=True):
+            tokens[at] = each
+        faults = {asked[row]: why for row, why in drawn.faults.items()}
+        return Proposal(tuple(tokens), faults=faults)
+
+    def _draw(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
+        """Propose for sequences whose last rows are at hand."""
         longest = max(len(s.tokens) for s in sequences)
         bucket = self._bucket(len(sequences), longest + max(most))
         tokens = np.zeros((bucket.rows, 1), np.int32)
         tokens[: len(sequences), 0] = [s.tokens[-1] for s in sequences]
-        tips = [self._tips.get(s.held, self._zeros) for s in sequences]
+        tips = [self._tips[s.held] for s in sequences]
         tips += [self._zeros] * (bucket.rows - len(tips))
         hidden, tokens = jnp.stack(tips)[:, None], jnp.asarray(tokens)
         chosen = []
@@ -98,21 +117,39 @@ class MTPProposer(Forgetful):
         return chain.proposal_of(chain.chains_of(*zip(*chosen, strict=True), most))
 
     def observe(self, feeds: ListLike[Feed], features: jax.Array) -> None:
-        """Read the same tokens behind the target's rows of those before them."""
+        """Read the same tokens behind the target's rows of those before them.
+
+        Where the row before the first one is not at hand, that token was found, and
+        what is kept of it is there.
+        """
         target, width = self._target, features.shape[1]
         longest = max(feed.end for feed in feeds)
         pages = target.buckets.decode(len(feeds), longest).pages
         bucket = Bucket(features.shape[0], width, pages, features=1)
         counts = np.zeros(features.shape[0], np.int32)
         counts[: len(feeds)] = [len(feed.tokens) for feed in feeds]
+        is_found = np.zeros(features.shape[0], bool)
+        is_found[: len(feeds)] = [
+            feed.start > 0 and feed.held not in self._tips for feed in feeds
+        ]
+        reading = [
+            feed._replace(tokens=feed.tokens[1:], start=feed.start + 1)
+            if found
+            else feed
+            for feed, found in zip(feeds, is_found, strict=False)
+        ]
         tips = [self._tips.get(feed.held, self._zeros) for feed in feeds]
         tips += [self._zeros] * (features.shape[0] - len(tips))
-        rows = _from_the_left(features, counts)
-        before = jnp.concatenate([jnp.stack(tips)[:, None], rows[:, :-1]], axis=1)
-        self._compute(feeds, bucket, None, before)
+        rows = from_the_left(features, counts)
+        self._compute(reading, bucket, None, _before(rows, jnp.stack(tips), is_found))
         for at, feed in enumerate(feeds):
             self._rows[feed.held] = rows[at]
             self._tips[feed.held] = rows[at, len(feed.tokens) - 1]
+
+    def forked(self, sequence: Sequence, twin: Sequence) -> None:
+        """Let a twin go on from the last row of its prompt."""
+        if sequence.held in self._tips:
+            self._tips[twin.held] = self._tips[sequence.held]
 
     def accepted(self, sequence: Sequence, count: int) -> None:
         """Go back to the row of the last token that stands."""
@@ -196,7 +233,15 @@ def with_rows(batch: Batch, tokens: jax.Array | None, hidden: jax.Array) -> Batc
 
 
 @jax.jit
-def _from_the_left(features: jax.Array, counts: jax.Array) -> jax.Array:
+def _before(rows: jax.Array, tips: jax.Array, is_found: jax.Array) -> jax.Array:
+    """Return the row before each token that is read: f32[S, n, D] behind f32[S, D], or
+    where the first token is left out, bool[S], the rows themselves."""
+    shifted = jnp.concatenate([tips[:, None], rows[:, :-1]], axis=1)
+    return jnp.where(is_found[:, None, None], rows, shifted)
+
+
+@jax.jit
+def from_the_left(features: jax.Array, counts: jax.Array) -> jax.Array:
     """Bring the last c of n places of f32[S, n, D] to the left; behind are zeros."""
     steps = jnp.arange(features.shape[1], dtype=jnp.int32)[None]
     at = jnp.minimum(features.shape[1] - counts[:, None] + steps, features.shape[1] - 1)
