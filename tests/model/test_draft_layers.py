@@ -90,3 +90,59 @@ def test_layers_of_another_model_and_other_files_are_refused(tmp_path, model):
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(errors.FormatMismatch, match="whole file again"):
         draft_layers.load(path, target)
+
+
+def test_a_byte_an_element_is_off_by_half_a_scale_at_most(tmp_path, model):
+    target = model()
+    drawn = mtp.draw(target, seed=5)
+    rows = drawn.params["mtp.fuse.weight"]
+    rows[0], rows[1, 3] = 0, 40  # a row of zeros, and one with an outlier
+    draft_layers.save(tmp_path / "bytes", drawn, target, int8=True)
+    stored = safetensors_numpy.load_file(tmp_path / "bytes")
+    assert stored["mtp.fuse.weight"].dtype == np.int8
+    found = draft_layers.load(tmp_path / "bytes", target)
+    for name in drawn.spec.own_parameters():
+        whole, read = drawn.params[name], found.params[name]
+        assert read.dtype == np.float32 and read.shape == whole.shape
+        if whole.ndim == 1:
+            np.testing.assert_array_equal(read, whole)
+            continue
+        scale = np.abs(whole).max(1) / 127
+        assert (np.abs(read - whole) <= scale[:, None] * 0.5001).all()
+        assert np.abs(read - whole).max() > scale.max() / 8
+    assert not found.params["mtp.fuse.weight"][0].any()
+    assert found.params["mtp.fuse.weight"][1, 3] == pytest.approx(40)
+
+
+def test_bytes_without_their_scales_and_scales_of_nothing_are_refused(tmp_path, model):
+    target = model()
+    path = tmp_path / "bytes"
+    draft_layers.save(path, mtp.draw(target), target, int8=True)
+    whole = safetensors_numpy.load_file(path)
+    facts = {"scheme": "kvmem draft layers 2", "target": target.model_id}
+    name = "mtp.fuse.weight.scale"
+    for scale in (None, whole[name][:-1]):
+        odd = {**whole, name: scale} if scale is not None else dict(whole)
+        if scale is None:
+            del odd[name]
+        safetensors_numpy.save_file(odd, path, metadata=facts)
+        with pytest.raises(errors.FormatMismatch, match="without its scales"):
+            draft_layers.load(path, target)
+    safetensors_numpy.save_file(
+        {**whole, "mtp.mask.scale": whole[name]}, path, metadata=facts
+    )
+    with pytest.raises(errors.FormatMismatch, match=r"mtp\.mask\.scale scales nothing"):
+        draft_layers.load(path, target)
+
+
+def test_layers_of_another_kind_are_made_by_who_knows_them(tmp_path, model):
+    target = model()
+    drawn = mtp.draw(target)
+    draft_layers.save(tmp_path / "draft", drawn, target)
+
+    def complete(of, layers, params, source):
+        return of, layers, sorted(params), source
+
+    found = draft_layers.load(tmp_path / "draft", target, 3, complete)
+    names = sorted(drawn.spec.own_parameters())
+    assert found == (target, 3, names, f"of {tmp_path / 'draft'}")
