@@ -24,6 +24,7 @@ from kvmem.conversation.turn import Forgotten
 from kvmem.errors import (
     ConfigError,
     Conflict,
+    CorruptPage,
     FormatMismatch,
     StoreLocked,
     say,
@@ -171,8 +172,7 @@ class Conversations:
         """
         self._forgotten.count += 1  # turns that have begun keep no KV
         elsewhere = set()
-        for id in principal.sessions():
-            session = principal.session(id)
+        for session in self._chained(principal):
             for actor in session.chains.actors():
                 namespace = self._cut(session, actor, uri)
                 if namespace not in (None, self._facts(b"").namespace):
@@ -185,14 +185,28 @@ class Conversations:
             cure = "Forget it again with an engine of that model and format"
             raise FormatMismatch(say(asked, law, cure))
 
+    def _chained(self, principal: Principal) -> tuple[Session, ...]:
+        """Return a user's sessions that have chains, those of damaged logs included."""
+        every = named.chains(self.sessions.root, self.sessions.io)
+        ids = {who.session for who, _, _ in every if who[:2] == principal.owner}
+        return tuple(map(principal.session, sorted(ids)))
+
     def _cut(self, session: Session, actor: str | None, uri: str) -> str | None:
-        """Cut one chain; return under which names its pages are, if it was cut."""
+        """Cut one chain; return under which names its pages are, if it was cut.
+
+        One whose log is damaged goes whole: nothing can be put into such a session.
+        """
         for _ in range(_ATTEMPTS):
             blob, generation = session.chains.get(actor)
             if blob is None:
                 return None
             held = chains.read(blob)
-            left = None if held is None else held.without(self._gone(session, uri))
+            try:
+                is_gone = self._gone(session, uri)
+            except (CorruptPage, FormatMismatch):
+                session.chains.drop(actor, generation)
+                return held and held.facts.namespace
+            left = None if held is None else held.without(is_gone)
             if left == held and held is not None:
                 return None
             try:

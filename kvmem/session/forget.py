@@ -8,10 +8,11 @@ completed by the next.
     forget.in_session(place, Memory("memories/tea"))
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kvmem.errors import CorruptPage, Denied, KVMemError, say
 from kvmem.session import archive, chains, ledger, lines, log, state
 from kvmem.session.files import TEMPORARY
 from kvmem.session.io import OsIO
@@ -38,6 +39,41 @@ class Memory(NamedTuple):
         return self.is_at(fields.get("uri")) or (
             "uri" in fields and fields.get("text") in self.texts
         )
+
+
+class Faults:
+    """What went wrong in a forgetting that goes on all the same; raised at its end.
+
+    Damage of one session is no reason to leave a memory in the others.
+    """
+
+    def __init__(self):
+        """Nothing went wrong yet."""
+        self._faults: list[Exception] = []
+
+    def kept[**P, T](
+        self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T | None:
+        """Do a step; what a disk or another writer does to it is raised later."""
+        try:
+            return step(*args, **kwargs)
+        except Denied:
+            raise
+        except (KVMemError, OSError) as fault:
+            self._faults.append(fault)
+            return None
+
+    def __enter__(self) -> "Faults":
+        """Return what collects them."""
+        return self
+
+    def __exit__(self, kind: type | None, *_) -> None:
+        """Raise the first, the others its notes, unless something else is raised."""
+        if kind is None and self._faults:
+            first, *others = self._faults
+            for other in others:
+                first.add_note(f"and {other}")
+            raise first
 
 
 def in_session(place: Place, memory: Memory) -> int:
@@ -70,6 +106,17 @@ def in_session(place: Place, memory: Memory) -> int:
             place.io.unlink(place.file(name))
         place.io.sync_dir(place.folder)
     return count
+
+
+def in_nameless(folder: str) -> None:
+    """Say of a folder whose log is lost that a memory cannot be taken out of it.
+
+    Raises:
+        CorruptPage: always.
+    """
+    law = "its log does not say which session it is, and it may hold a memory"
+    cure = "Put messages.jsonl back from a copy, or take the folder away; forget again"
+    raise CorruptPage(say(f"forgetting in the folder {folder!r}", law, cure))
 
 
 def servings(place: Place, memory: Memory) -> None:

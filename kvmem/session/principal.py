@@ -81,24 +81,28 @@ class Principal:
         Its item goes first, so that no recall finds it any more; then what sessions
         hold of it (ledgers, kept answers, the parts of messages it stood in), and then
         whoever asked to be told with `store.on_forget` does its part. When this
-        returns, the bytes are gone. Forgetting again completes what was cut off.
+        returns, the bytes are gone. Forgetting again completes what was cut off. What
+        is damaged or busy stops nothing: all the rest is forgotten first.
 
         Raises:
             Denied: it is another peer's, or a folder that may hold some.
-            Busy, CorruptPage: a session could not be cleaned; forget it again.
+            Busy, CorruptPage, FormatMismatch, OSError: of what could not be cleaned,
+                the first; the others are its notes. Mend it and forget it again.
         """
         actor = self.actor_of(actor)
         texts = frozenset(item.text for item in self.items.list(uri, actor=actor))
-        found = self.items.delete(uri, actor=actor)
         memory = forget.Memory(uri, texts)
-        for id in self.sessions():
-            forget.in_session(self.session(id).place, memory)
-        self.store.recent.forget(self.owner)
-        forget.leftovers(
-            self.store.io, place.sessions_folder(self.store.root, *self.owner)
-        )
-        for hook in self.store.on_forget:
-            hook(self, uri)
+        with forget.Faults() as faults:
+            found = faults.kept(self.items.delete, uri, actor=actor)
+            for id in self.sessions():
+                faults.kept(forget.in_session, self.session(id).place, memory)
+            for name in self.store.nameless(*self.owner):
+                faults.kept(forget.in_nameless, name)
+            self.store.recent.forget(self.owner)
+            folder = place.sessions_folder(self.store.root, *self.owner)
+            faults.kept(forget.leftovers, self.store.io, folder)
+            for hook in self.store.on_forget:
+                faults.kept(hook, self, uri)
         return found
 
     def captured(

@@ -141,17 +141,30 @@ class SessionStore:
 
     def session_ids(self, account: str, user: str) -> tuple[str, ...]:
         """Return the ids of a user's sessions, as their logs say them."""
-        folder = place.sessions_folder(self.root, account, user)
-        found = []
+        found = self._folders(account, user).values()
+        return tuple(sorted(id for id in found if id is not None))
+
+    def nameless(self, account: str, user: str) -> tuple[str, ...]:
+        """Return the folders with files of a user's whose logs say no id."""
+        found = self._folders(account, user).items()
+        return tuple(name for name, id in found if id is None)
+
+    def _folders(self, account: str, user: str) -> dict[str, str | None]:
+        """Return the folders of a user's sessions, and whose id each one's log says."""
+        folder, found = place.sessions_folder(self.root, account, user), {}
         for name in self.io.names(folder):
-            if name.startswith(".") or not self.io.is_file(folder / name / LOG):
+            if name.startswith("."):
                 continue
-            head = self.io.read(folder / name / LOG).partition(b"\n")[0]
-            fields = lines.unseal(head) or {}
-            id = fields.get("session")
-            if isinstance(id, str) and ids.to_path(id) == name:
-                found.append(id)
-        return tuple(sorted(found))
+            try:
+                head = self.io.read(folder / name / LOG).partition(b"\n")[0]
+            except (FileNotFoundError, NotADirectoryError):
+                if self.io.is_dir(folder / name) and self.io.names(folder / name):
+                    found[name] = None
+                continue
+            id = (lines.unseal(head) or {}).get("session")
+            is_own = isinstance(id, str) and ids.to_path(id) == name
+            found[name] = id if is_own else None
+        return found
 
     def _facts(self) -> bytes:
         """Return the root's secret, made with the root by whoever is first."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvmem.conversation import Conversations
-from kvmem.errors import FormatMismatch, StoreLocked
+from kvmem.errors import CorruptPage, FormatMismatch, StoreLocked
 from kvmem.session import messages
 
 TEA = "tea at ten"  # ten tokens of bytes
@@ -213,3 +213,24 @@ def test_what_is_forgotten_during_a_turn_is_not_kept_by_it(
     assert not found
     assert talk.say("and again, when is it?").output is not None
     assert conversations.sessions.fsck(talk.session) == ()
+
+
+def test_damage_of_one_session_leaves_a_memory_in_no_pages(
+    with_tea, tmp_path, chain_of, short
+):
+    conversations, me, talk = with_tea
+    chain = chain_of(talk.session)
+    ids = np.asarray(chain.tokens[48:64], np.int32).tobytes()
+    options = dataclasses.replace(short, memories=1)
+    other = conversations.open(me.session("t"), options=options)
+    other.say("When is it that we all have our tea, do say?"[:43])
+    assert chain_of(other.session).uris
+    path = talk.session.place.file("messages.jsonl")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptPage, match="'s'"):
+        me.forget("memories/tea")
+    assert not holding(tmp_path / "pages", ids)
+    assert chain_of(other.session).uris == frozenset()
+    assert talk.session.chains.get(None) == (None, 0)  # nobody can say what it holds

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvmem.errors import CorruptPage
+from kvmem.errors import CorruptPage, Denied
 from kvmem.session import SessionStore, forget, messages
 from kvmem.session.forget import Memory
 from kvmem.session.items import Retriever
@@ -163,13 +163,56 @@ def test_a_forgetting_that_was_cut_off_is_completed_by_the_next(
     assert holders(me.store.root) == []
 
 
-def test_a_session_that_cannot_be_cleaned_is_loud(me, spread):
-    path = me.session("t").place.file(LOG)
-    lines = path.read_bytes().split(b"\n")
-    lines[1] = lines[1][:-9] + b"x" + lines[1][-8:]
+def damage(path, line: int = 1) -> bytes:
+    """Change a byte of a log's line; return what it was."""
+    before = path.read_bytes()
+    lines = before.split(b"\n")
+    lines[line] = lines[line][:-9] + b"x" + lines[line][-8:]
     path.write_bytes(b"\n".join(lines))
-    with pytest.raises(CorruptPage):
+    return before
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [(LOG, 0), (f"history/archive_001/{LOG}", 1)]
+)
+def test_a_session_that_cannot_be_cleaned_is_loud_when_all_others_are_clean(
+    me, spread, name, line
+):
+    told = []
+    me.store.on_forget.append(lambda *each: told.append(each))
+    path = me.session("s").place.file(name)
+    before = damage(path, line)
+    with pytest.raises(CorruptPage, match="from a copy"):
         me.forget(spread.uri)
+    assert told == [(me, spread.uri)]  # pages are cleared all the same
+    me.store.close()
+    left = holders(me.store.root)
+    assert left and all("/s/" in each for each in left)
+    path.write_bytes(before)
+    assert me.forget(spread.uri) == ()  # and again, when it is mended
+    me.store.close()
+    assert holders(me.store.root) == []
+
+
+def test_all_that_could_not_be_cleaned_is_told_at_once(me, spread):
+    def fails(*_):
+        raise OSError(5, "the disk of pages")
+
+    me.store.on_forget.append(fails)
+    me.session("s").place.file(LOG).unlink()  # what is left has a history
+    damage(me.session("t").place.file(LOG))
+    with pytest.raises(CorruptPage, match="'t'") as raised:
+        me.forget(spread.uri)
+    notes = "; ".join(raised.value.__notes__)
+    assert "the folder 's'" in notes and "the disk of pages" in notes
+
+
+def test_a_place_that_is_not_the_actors_is_refused_before_anything_is_done(me, spread):
+    told = []
+    me.store.on_forget.append(lambda *each: told.append(each))
+    with pytest.raises(Denied):
+        me.forget("peers/wang/memories/tea", actor="zhang")
+    assert told == []
 
 
 def test_a_damaged_chain_that_may_hold_it_goes_and_others_stay(me, spread):
