@@ -75,7 +75,16 @@ WRITES = {
 # A session is its user's, whatever the actor: these tell all actors of one user.
 OF_THE_USER = {"sessions", "live", "messages", "clock", "meta", "actors", "chains_of"}
 # Plain handles of a store, and what only a principal's handles can be passed to.
-STORE = {"open", "principal", "place", "book", "fsck", "close", "session_ids"}
+STORE = {
+    "open",
+    "principal",
+    "place",
+    "book",
+    "fsck",
+    "close",
+    "nameless",
+    "session_ids",
+}
 
 
 def _each(me, actor, verb):
