@@ -1,15 +1,18 @@
-"""Distilling draft layers: what they say beside what the model says of the same text.
+"""Distilling draft layers: what they say beside what the model said of its own text.
 
 The draft reads the model's row of each token before, says what may come next, then
-reads its own rows instead, as it does when it proposes further. The law: the model is
-never changed, nor its embeddings and head, which the draft speaks with; what is trained
-are the draft's own tensors.
+reads its own rows instead, as it does when it proposes further. What the model made of
+its texts was kept (`draft_texts`), so a step computes the draft alone, and weighs what
+the model took for likely against the words that it uses and a few others, for whom they
+stand. The law: the model is never changed, nor its embeddings and head, which the draft
+speaks with; what is trained are the draft's own tensors.
 
-    trainer = Trainer(model, mtp.draw(model), learning_rate=1e-3, depth=2)
-    state, loss = trainer.step(trainer.start(), tokens)      # i32[N, L]
+    trainer = Trainer(model, mtp.draw(model), lessons, Learning(taught=80))
+    state, loss = trainer.step(trainer.start(), lessons.of(slice(4)), seed=0)
     layers = trainer.layers(state)
 """
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -17,16 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import nnx
 
+from experiments.draft_passes import passes
+from experiments.draft_texts import Lessons
 from kvmem.geometry import Topology
 from kvmem.model import mtp
-from kvmem.model.decoder import Decoder
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.mtp_decoder import MtpDecoder
+from kvmem.model.ops import rms_norm
 from kvmem.model.partitions import partition_of
 
-__all__ = ["State", "Trainer"]
+__all__ = ["Learning", "State", "Trainer"]
 
 _OF_TARGET = ("embed", "norm", "lm_head")
 _NAMES = {
@@ -37,6 +41,8 @@ _NAMES = {
     "q_norm": "self_attn.q_norm.weight",
     "k_norm": "self_attn.k_norm.weight",
 }
+_WARM = 0.05  # of all steps, over which the rate rises
+_LONGEST = 1.0  # norm of a step's slopes
 
 
 class State(NamedTuple):
@@ -46,11 +52,34 @@ class State(NamedTuple):
     optimizer: optax.OptState
 
 
-class _Fixed(NamedTuple):
-    """What training does not change: the model, and what the draft has of it."""
+@dataclasses.dataclass(frozen=True)
+class Learning:
+    """How a draft learns.
 
-    teacher: nnx.State
-    shared: dict[str, jax.Array]
+    Args:
+        taught: last places of each text that the model wrote.
+        depth: passes over a text, the first behind the model's rows and each further
+            one behind the draft's own.
+        learning_rate: of Adam, at its highest; it falls to nothing.
+        steps: of training in all.
+        words: tokens that are always weighed, the likeliest of the lessons.
+        others: drawn from all other tokens at each step, for whom they stand.
+    """
+
+    taught: int
+    depth: int = 3
+    learning_rate: float = 1e-3
+    steps: int = 200
+    words: int = 4096
+    others: int = 512
+
+
+class _Fixed(NamedTuple):
+    """What training does not change: what the draft has of the model, and words."""
+
+    shared: dict[str, jax.Array]  # embeddings, last norm and head
+    words: jax.Array  # i32[M]
+    place: jax.Array  # i32[V] of a word in `words`, -1: none
 
 
 class Trainer:
@@ -59,46 +88,63 @@ class Trainer:
     Args:
         target: the model.
         draft: layers to begin with.
-        learning_rate: of Adam.
-        depth: passes over a text, the first behind the model's rows and each further
-            one behind the draft's own.
+        lessons: that are trained on, whose likeliest tokens are the words.
+        learning: how.
     """
 
     def __init__(
-        self, target: LoadedModel, draft: LoadedModel, learning_rate: float, depth: int
+        self,
+        target: LoadedModel,
+        draft: LoadedModel,
+        lessons: Lessons,
+        learning: Learning,
     ):
-        self._target, self._draft, self._depth = target, draft, depth
-        self._optimizer = optax.adam(learning_rate)
+        self._target, self._spec, self._learning = target, draft.spec, learning
         self._partition = partition_of(draft.spec, Topology())
-        whole = partition_of(target.spec, Topology())
-        self._graph, teacher = nnx.split(
-            Decoder(whole, whole.rank_params(target.params, 0))
-        )
+        self._optimizer = _optimizer(learning)
+        self._first = draft
+        words, self._rest = _words(lessons, target.spec.vocab, learning.words)
+        place = np.full(target.spec.vocab, -1, np.int32)
+        place[words] = np.arange(len(words))
         own = self._partition.rank_params(draft.params, 0)
         shared = {name: own[name] for name in _OF_TARGET if name in own}
-        self._first = {n: jnp.asarray(x) for n, x in own.items() if n not in _OF_TARGET}
-        fixed = jax.device_put(_Fixed(teacher, shared))
+        fixed = jax.device_put(_Fixed(shared, words, place))
         self._step = functools.partial(jax.jit(self._advance), fixed)
         self._look = functools.partial(jax.jit(self._compare), fixed)
 
-    def start(self) -> State:
-        """Return the state before the first step."""
-        return State(self._first, self._optimizer.init(self._first))
+    def start(self, draft: LoadedModel | None = None) -> State:
+        """Return the state before the first step, of other layers if some are given."""
+        own = self._partition.rank_params((draft or self._first).params, 0)
+        own = {n: jnp.asarray(x) for n, x in own.items() if n not in _OF_TARGET}
+        return State(own, self._optimizer.init(own))
 
-    def step(self, state: State, tokens: np.ndarray) -> tuple[State, float]:
-        """Learn from texts i32[N, L]; return the mean divergence before, in nats."""
-        state, loss = self._step(state, jnp.asarray(tokens))
+    def step(self, state: State, lessons: Lessons, seed: int) -> tuple[State, float]:
+        """Learn from some texts; return the mean divergence before, in nats."""
+        count = min(self._learning.others, len(self._rest))
+        others = np.random.default_rng(seed).choice(self._rest, count, replace=False)
+        state, loss = self._step(state, lessons, others)
         return state, float(loss)
 
-    def held_out(self, state: State, tokens: np.ndarray) -> tuple[float, list[float]]:
-        """Return the divergence on texts i32[N, L], and of each pass the share of
-        places where the draft's likeliest token is the model's."""
-        loss, agreement = self._look(state.params, jnp.asarray(tokens))
-        return float(loss), np.asarray(agreement).tolist()
+    def held_out(
+        self, state: State, lessons: Lessons, batch: int = 8
+    ) -> tuple[float, list[float]]:
+        """Return how far the draft is from the model on texts, and how often it is not.
+
+        Returns:
+            The mean divergence in nats, all tokens weighed, and of each pass the share
+            of places where the draft's likeliest token is the model's.
+        """
+        found = []
+        for first in range(0, len(lessons.tokens), batch):
+            part = lessons.of(slice(first, first + batch))
+            found.append((len(part.tokens), *self._look(state.params, part)))
+        counts, losses, agreement = (np.asarray(x) for x in zip(*found, strict=True))
+        shares = np.average(agreement, axis=0, weights=counts)
+        return float(np.average(losses, weights=counts)), shares.tolist()
 
     def layers(self, state: State) -> LoadedModel:
         """Return the draft with what was learned, by the names of its file."""
-        spec, found = self._draft.spec, {}
+        spec, found = self._spec, {}
         rows = [heads * spec.head_dim for heads in (spec.heads, spec.kv_heads)]
         for name, array in state.params.items():
             array, (*layer, what) = np.asarray(array), name.split(".")
@@ -118,52 +164,83 @@ class Trainer:
                 found[f"mtp.{what}.weight"] = array
         return mtp.with_params(self._target, spec.layers, found, "trained")
 
-    def _advance(self, fixed: _Fixed, state: State, tokens: jax.Array):
-        said = self._taught(fixed, tokens)
+    def _advance(self, fixed: _Fixed, state: State, lessons: Lessons, others):
         loss, slopes = jax.value_and_grad(self._loss)(
-            state.params, fixed.shared, *said, tokens
+            state.params, fixed, lessons, others
         )
-        changes, optimizer = self._optimizer.update(slopes, state.optimizer)
+        changes, optimizer = self._optimizer.update(
+            slopes, state.optimizer, state.params
+        )
         return State(optax.apply_updates(state.params, changes), optimizer), loss
 
-    def _compare(self, fixed: _Fixed, params, tokens: jax.Array):
-        rows, logits = self._taught(fixed, tokens)
-        best = jnp.argmax(logits, -1)
-        agreement = [
-            jnp.mean(jnp.argmax(said, -1)[:, at:] == best[:, at:])
-            for at, said in enumerate(self._passes(params, fixed.shared, rows, tokens))
+    def _passes(self, params, fixed: _Fixed, lessons: Lessons):
+        """Return the draft and, of each pass, its rows and what was thought there."""
+        draft = MtpDecoder(self._partition, {**fixed.shared, **params})
+        known = self._learning
+        found = passes(draft, lessons.tokens, lessons.rows, known.depth, known.taught)
+        ahead = [(lessons.likely, lessons.logprobs)] * len(found)
+        return draft, [
+            (rows, *(x[:, -rows.shape[1] :] for x in pair))
+            for rows, pair in zip(found, ahead, strict=True)
         ]
-        loss = self._loss(params, fixed.shared, rows, logits, tokens)
-        return loss, jnp.stack(agreement)
 
-    def _taught(self, fixed: _Fixed, tokens: jax.Array):
-        """Return the model's rows f32[N, L, D] and logits f32[N, L, V]."""
-        decoder = nnx.merge(self._graph, fixed.teacher)
-        rows = decoder.rows(tokens)
-        return rows, decoder.head(rows)
-
-    def _passes(
-        self, params, shared, rows: jax.Array, tokens: jax.Array
-    ) -> list[jax.Array]:
-        """Return the draft's logits of each pass."""
-        draft = MtpDecoder(self._partition, {**shared, **params})
-        said = []
-        for _ in range(self._depth):
-            rows = draft.rows(tokens, hidden=jnp.pad(rows, _BEHIND)[:, :-1])
-            said.append(draft.head(rows))
-        return said
-
-    def _loss(self, params, shared, rows, logits, tokens) -> jax.Array:
-        """Return the mean over passes and places of the divergence from the model.
-
-        A pass of the draft's own rows has none before its first, so it begins later.
-        """
-        wanted = jax.nn.log_softmax(logits)
+    def _loss(self, params, fixed: _Fixed, lessons: Lessons, others) -> jax.Array:
+        """Return the mean over passes and places of the divergence from the model."""
+        draft, found = self._passes(params, fixed, lessons)
+        head = fixed.shared.get("lm_head", fixed.shared["embed"])
+        spared = len(self._rest) / max(1, len(others))
+        heads = jnp.concatenate([head[fixed.words], head[others]])
         total = jnp.float32(0)
-        for at, said in enumerate(self._passes(params, shared, rows, tokens)):
-            off = jnp.exp(wanted) * (wanted - jax.nn.log_softmax(said))
-            total += off.sum(-1)[:, at:].mean()
-        return total / self._depth
+        for rows, likely, logprobs in found:
+            rows = rms_norm(rows, draft.norm, self._spec.norm_eps)
+            said = jnp.einsum("nqd,md->nqm", rows, heads)
+            weight = (
+                jnp.zeros(heads.shape[:1]).at[len(fixed.words) :].set(jnp.log(spared))
+            )
+            whole = jax.nn.logsumexp(said + weight[None, None], -1, keepdims=True)
+            total += _divergence(said - whole, fixed.place[likely], logprobs)
+        return total / len(found)
+
+    def _compare(self, fixed: _Fixed, params, lessons: Lessons):
+        draft, found = self._passes(params, fixed, lessons)
+        agreement, total = [], jnp.float32(0)
+        for rows, likely, logprobs in found:
+            said = jax.nn.log_softmax(draft.head(rows))
+            agreement.append(jnp.mean(jnp.argmax(said, -1) == likely[..., 0]))
+            total += _divergence(said, likely, logprobs)
+        return total / len(found), jnp.stack(agreement)
 
 
-_BEHIND = ((0, 0), (1, 0), (0, 0))  # a row of zeros before the first token
+def _divergence(said: jax.Array, at: jax.Array, logprobs: jax.Array) -> jax.Array:
+    """Return the mean divergence of a draft from what was likely, in nats.
+
+    Args:
+        said: f32[N, Q, M] log-probabilities of the draft.
+        at: i32[N, Q, K] where the likely tokens stand among them; -1: nowhere.
+        logprobs: f32[N, Q, K] of the likely tokens.
+    """
+    is_known = at >= 0
+    known = jnp.where(is_known, logprobs, -jnp.inf)
+    wanted = jax.nn.log_softmax(jnp.where(is_known.any(-1, keepdims=True), known, 0))
+    shares = jnp.where(is_known, jnp.exp(wanted), 0)
+    said = jnp.take_along_axis(said, jnp.maximum(at, 0), axis=-1)
+    return (shares * (jnp.where(is_known, wanted, 0) - said)).sum(-1).mean()
+
+
+def _optimizer(learning: Learning) -> optax.GradientTransformation:
+    """Return Adam at a rate that rises a little and falls to nothing."""
+    rate = optax.warmup_cosine_decay_schedule(
+        0.0,
+        learning.learning_rate,
+        int(_WARM * learning.steps),
+        learning.steps,
+    )
+    return optax.chain(optax.clip_by_global_norm(_LONGEST), optax.adam(rate))
+
+
+def _words(lessons: Lessons, vocab: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return i32[M] the likeliest tokens of lessons, and all the others."""
+    mass = np.zeros(vocab)
+    np.add.at(mass, lessons.likely, np.exp(lessons.logprobs))
+    order = np.argsort(-mass, kind="stable").astype(np.int32)
+    return np.sort(order[:count]), np.sort(order[count:])

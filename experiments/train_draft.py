@@ -1,8 +1,9 @@
-"""Training of draft layers, by distillation on text that the model itself generated.
+"""Training of draft layers, by distillation on text that the model itself wrote.
 
-The model continues prompts with samples of its own; draft layers learn to say what it
-says there. Texts and state are kept on disk, so a run that was stopped goes on where it
-was. The law: what is measured are texts that were not trained on.
+The model answers questions; draft layers learn to say what it says there. Texts, what
+the model thought of them and the state of training are kept on disk, so a run that was
+stopped goes on where it was. The law: what is measured are texts about topics that were
+not trained on, with the layers as they are stored.
 
     python -m experiments run configs/train_draft.toml
     python -m experiments run configs/speculation.toml --set weights=...
@@ -10,22 +11,29 @@ was. The law: what is measured are texts that were not trained on.
 
 import dataclasses
 import pathlib
+import time
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import orbax.checkpoint as ocp
 
-from experiments import tiny_decoder
-from experiments.draft_training import State, Trainer
+from experiments import draft_texts, tiny_decoder
+from experiments.draft_texts import Lessons, Writing
+from experiments.draft_training import Learning, State, Trainer
 from experiments.harness import Check, Record, RunConfig
 from kvmem import config as configs
 from kvmem import errors
 from kvmem.config import ModelConfig, PoolConfig
+from kvmem.config.speculative import SpeculativeConfig
 from kvmem.model import draft_layers, mtp
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import SamplingParams, ServeConfig
 
 __all__ = ["Config", "run"]
+
+_Prompts = list[list[int]]
+_MOST_LOST = 0.02  # of agreement, by storing a byte an element
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,139 +42,255 @@ class Config(RunConfig):
 
     Args:
         model: what drafts are trained for.
-        pool: its pages, while it generates.
-        serve: its batching, while it generates.
-        prompts: that it continues; those that are not trained on come last.
-        samples: continuations of each prompt.
-        held_out: prompts that are measured and not trained on.
-        length: tokens of a text, prompt and continuation.
-        temperature: of the samples.
+        pool, serve: of the engine that drafts with them in the end.
+        draft: whose layers, by the names of [speculative].
+        prompts: questions, with {} for a topic.
+        topics: that they are asked about; those that are held out come last.
+        held_out: topics that are measured and not trained on.
+        length: tokens of a text, question and answer.
+        temperature, kept, dtype: of the writing; see `draft_texts.Writing`.
         layers: of the draft.
         depth: passes behind each other; see `draft_training.Trainer`.
-        steps: of training, in all runs of this folder together.
+        steps: of training, over which its rate falls to nothing.
+        until: stop after so many steps of them, to go on later; None: after all.
         batch: texts of a step.
-        learning_rate: of Adam.
+        learning_rate: of Adam, at its highest.
         every: steps between two checkpoints.
-        seed: of first weights, samples and batches.
+        words, others: tokens that are weighed against each other in a step.
+        draft_tokens: proposed at most, where the layers draft in the end.
+        seed: of first weights, texts and batches.
         folder: where texts, checkpoints and layers go.
     """
 
     model: ModelConfig
     pool: PoolConfig
     serve: ServeConfig
+    draft: Literal["mtp"] = "mtp"
     prompts: tuple[str, ...]
-    samples: int = 4
+    topics: tuple[str, ...]
     held_out: int = 1
     length: int = 128
-    temperature: float = 0.7
+    temperature: float = 0.4
+    kept: int = 16
+    dtype: str = "float32"
     layers: int = 1
-    depth: int = 2
+    depth: int = 3
     steps: int = 200
+    until: int | None = None
     batch: int = 4
     learning_rate: float = 1e-3
     every: int = 50
+    words: int = 4096
+    others: int = 512
+    draft_tokens: int = 3
     seed: int = 0
     folder: str = "runs/train_draft"
 
     def __post_init__(self):
-        if not 0 < self.held_out < len(self.prompts):
+        if not 0 < self.held_out < len(self.topics):
             raise errors.ConfigError(
                 errors.say(
-                    f"held_out = {self.held_out} of {len(self.prompts)} prompts",
+                    f"held_out = {self.held_out} of {len(self.topics)} topics",
                     "some are trained on, and some are measured alone",
-                    "Give more prompts, or hold fewer out",
+                    "Give more topics, or hold fewer out",
                 )
             )
+
+    @property
+    def questions(self) -> list[str]:
+        """Every prompt about the first topic, then about the next."""
+        return [
+            prompt.replace("{}", topic)
+            for topic in self.topics
+            for prompt in self.prompts
+        ]
+
+
+def questions_of(config: Config, loaded: LoadedModel) -> _Prompts:
+    """Return each question as the tokens of a user's turn."""
+    turns = ([{"role": "user", "content": text}] for text in config.questions)
+    return [loaded.tokenizer.apply_chat(turn) for turn in turns]
+
+
+def lessons_of(config: Config, loaded: LoadedModel, prompts: _Prompts) -> Lessons:
+    """Return what the model writes behind each question, from the folder if it did."""
+    writing = Writing(
+        config.length,
+        config.temperature,
+        config.kept,
+        seed=config.seed,
+        dtype=config.dtype,
+    )
+    return draft_texts.read(
+        loaded, prompts, writing, pathlib.Path(config.folder) / "texts"
+    )
 
 
 def run(config: Config) -> Iterator[Record]:
     """Yield what the layers say of texts that they were not trained on."""
     model, loaded = tiny_decoder.load(config.model)
     config = dataclasses.replace(config, model=model)
-    folder = pathlib.Path(config.folder).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = _texts(config, loaded, folder / "texts.npy")
-    kept = config.held_out * config.samples
-    trained_on, others = texts[:-kept], texts[-kept:]
-    draft = mtp.draw(loaded, config.layers, config.seed)
-    trainer = Trainer(loaded, draft, config.learning_rate, config.depth)
+    prompts = questions_of(config, loaded)
+    lessons = lessons_of(config, loaded, prompts)
+    held_out = config.held_out * len(config.prompts)
+    trained_on, others = (
+        lessons.of(slice(-held_out)),
+        lessons.of(slice(-held_out, None)),
+    )
+    trainer = _trainer(config, loaded, trained_on, prompts)
     before, _ = trainer.held_out(trainer.start(), others)
-    first, state = _trained(config, trainer, trained_on, folder / "state")
+    first, state, seconds = _trained(config, trainer, trained_on)
     after, agreement = trainer.held_out(state, others)
-    path = folder / "layers.safetensors"
-    layers = trainer.layers(state)
-    own = layers.spec.own_parameters()
-    half = {name: layers.params[name].astype(np.float16) for name in own}
-    draft_layers.save(path, dataclasses.replace(layers, params=half), loaded)
-    falls = f"{before:.3f} nats before, {after:.3f} after {config.steps} steps"
-    yield Record(
-        "layers",
-        "correctness",
-        "draft layers say more of what the model says, on texts it was not shown",
-        "xla",
-        checks=(Check("the divergence falls", after < before, falls),),
-        measurements={
-            "divergence_before": round(before, 4),
-            "divergence_after": round(after, 4),
-        }
-        | {f"agreement_{at + 1}": round(x, 4) for at, x in enumerate(agreement)},
-        facts={
-            "layers": str(path),
-            "layers_nbytes": path.stat().st_size,
-            "texts": len(texts),
-            "resumed_at": first,
-        },
-    )
+    path = pathlib.Path(config.folder).absolute() / "layers.safetensors"
+    draft_layers.save(path, trainer.layers(state), loaded, int8=True)
+    stored = draft_layers.load(path, loaded, config.layers)
+    _, of_stored = trainer.held_out(trainer.start(stored), others)
+    yield _learned(before, after, agreement, of_stored, path, first, len(prompts))
+    yield _drafted(config, loaded, prompts[-held_out:], path)
+    yield _clock(config, seconds)
 
 
-def _texts(config: Config, loaded: LoadedModel, path: pathlib.Path) -> np.ndarray:
-    """Return texts i32[N, L] that the model wrote, those of a prompt together."""
-    if path.exists():
-        return np.load(path)
-    engine = configs.Config(config.model, pool=config.pool, serve=config.serve).engine(
-        loaded
+def _trainer(
+    config: Config, loaded: LoadedModel, lessons: Lessons, prompts: _Prompts
+) -> Trainer:
+    """Return what trains the draft of a config, from weights of its seed."""
+    learning = Learning(
+        draft_texts.room(prompts, config.length),
+        config.depth,
+        config.learning_rate,
+        config.steps,
+        config.words,
+        config.others,
     )
-    found = []
-    for at, prompt in enumerate(config.prompts):
-        tokens = engine.tokenizer.apply_chat([{"role": "user", "content": prompt}])
-        sampling = SamplingParams(
-            max_tokens=config.length - len(tokens),
-            temperature=config.temperature,
-            n=config.samples,
-            seed=config.seed + at,
-            ignore_eos=True,
-        )
-        (output,) = engine.generate([tokens], sampling)
-        found += [[*tokens, *each.output_ids] for each in output.completions]
-    texts = np.asarray(found, np.int32)
-    scratch = path.with_suffix(".tmp.npy")
-    np.save(scratch, texts)
-    scratch.replace(path)
-    return texts
+    return Trainer(
+        loaded, mtp.draw(loaded, config.layers, config.seed), lessons, learning
+    )
 
 
 def _trained(
-    config: Config, trainer: Trainer, texts: np.ndarray, folder: pathlib.Path
-) -> tuple[int, State]:
-    """Train up to the config's steps, from the last checkpoint on if there is one.
+    config: Config, trainer: Trainer, lessons: Lessons
+) -> tuple[int, State, list[float]]:
+    """Train as the config says, from the last checkpoint on if there is one.
 
     Returns:
-        The steps that were found done, and the state after the last.
+        The steps that were found done, the state after the last, and the seconds of
+        each step that was done now.
     """
-    state = trainer.start()
+    state, seconds = trainer.start(), []
     options = ocp.CheckpointManagerOptions(max_to_keep=2)
+    folder = pathlib.Path(config.folder).absolute() / "state"
     with ocp.CheckpointManager(folder, options=options) as kept:
         done = first = kept.latest_step() or 0
         if done:
             like = ocp.args.StandardRestore(state)
             state = kept.restore(done, args=like)
-        while done < config.steps:
-            rng = np.random.default_rng((config.seed, done))
-            rows = rng.integers(0, len(texts), config.batch)
-            state, loss = trainer.step(state, texts[rows])
+        last = config.steps if config.until is None else config.until
+        while done < last:
+            start = time.perf_counter()
+            texts = _texts_of(done, len(lessons.tokens), config)
+            state, loss = trainer.step(state, lessons.of(texts), done)
+            seconds.append(time.perf_counter() - start)
             done += 1
-            if done % config.every == 0 or done == config.steps:
+            if done % config.every == 0 or done == last:
                 print(f"step {done}: {loss:.3f} nats")
                 kept.save(done, args=ocp.args.StandardSave(state))
                 kept.wait_until_finished()
-    return first, state
+    return first, state, seconds
+
+
+def _texts_of(step: int, count: int, config: Config) -> np.ndarray:
+    """Return which texts a step reads: all of them in turn, each time reshuffled."""
+    places = step * config.batch + np.arange(config.batch)
+    turns = {turn: _shuffled(count, config.seed, turn) for turn in {*places // count}}
+    return np.asarray([turns[place // count][place % count] for place in places])
+
+
+def _shuffled(count: int, *seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).permutation(count)
+
+
+def _learned(
+    before: float,
+    after: float,
+    agreement: list[float],
+    stored: list[float],
+    path: pathlib.Path,
+    first: int,
+    texts: int,
+) -> Record:
+    """Return the record of what the layers say, and of what int8 took from it."""
+    size, lost = path.stat().st_size, max(np.subtract(agreement, stored))
+    return Record(
+        "layers",
+        "correctness",
+        "draft layers say more of what the model says, about what they were not shown",
+        "xla",
+        checks=(
+            Check(
+                "the divergence falls",
+                after < before,
+                f"{before:.3f} nats before, {after:.3f} after",
+            ),
+            Check(
+                "a byte an element says the same",
+                lost < _MOST_LOST,
+                f"{lost:+.4f} of agreement lost at most, less than {_MOST_LOST}",
+            ),
+        ),
+        measurements={
+            "divergence_before": round(before, 4),
+            "divergence_after": round(after, 4),
+        }
+        | {f"agreement_{at + 1}": round(x, 4) for at, x in enumerate(agreement)}
+        | {f"agreement_{at + 1}_stored": round(x, 4) for at, x in enumerate(stored)},
+        facts={
+            "layers": str(path),
+            "layers_nbytes": size,
+            "texts": texts,
+            "resumed_at": first,
+        },
+    )
+
+
+def _drafted(
+    config: Config, loaded: LoadedModel, prompts: _Prompts, path: pathlib.Path
+) -> Record:
+    """Return the record of tokens a step, where an engine drafts with the layers."""
+    asked = SpeculativeConfig(
+        config.draft,
+        draft_tokens=config.draft_tokens,
+        layers=config.layers,
+        weights=str(path),
+    )
+    engine = configs.Config(
+        config.model, pool=config.pool, serve=config.serve, speculative=asked
+    ).engine(loaded)
+    count = draft_texts.room(prompts, config.length)
+    engine.generate(prompts, SamplingParams(max_tokens=count, ignore_eos=True))
+    found = engine.stats().drafting
+    return Record(
+        "drafting",
+        "correctness",
+        "tokens for each step of the target, answering what was held out",
+        "xla",
+        measurements={
+            "tokens_per_step": round(found.tokens_per_step, 3),
+            "accept_rate": round(found.accept_rate, 4),
+        },
+        facts={"questions": len(prompts), "draft_tokens": config.draft_tokens},
+    )
+
+
+def _clock(config: Config, seconds: list[float]) -> Record:
+    """Return the record of what a step of training took."""
+    figures = {}
+    if seconds:
+        figures = {"step_ms": round(1e3 * float(np.median(seconds)), 2)}
+    return Record(
+        "training",
+        "measurement",
+        f"time of a step of {config.batch} texts, the model not being asked",
+        "xla",
+        repetitions=len(seconds),
+        measurements=figures,
+    )
