@@ -45,13 +45,15 @@ class Hit(NamedTuple):
 
     `reason` says why there is none; None where there is one. Where several groups must
     agree, `num_matched` tokens have their pages of full attention, of which those
-    beyond the hit are not in `vpages`.
+    beyond the hit are not in `vpages`. A hit that ends inside a page names that one as
+    `copied`: whoever goes on from it writes there, and has a copy.
     """
 
     num_tokens: int
     vpages: tuple[int, ...]
     reason: str | None = None
     num_matched: int = 0
+    copied: int | None = None
 
 
 class PrefixCache:

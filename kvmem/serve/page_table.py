@@ -111,9 +111,9 @@ class PageTable:
     ) -> Holding | None:
         """Hold a prefix hit and pages for the tokens known; all or nothing.
 
-        States are copied from the hit's snapshots. Windows get pages for the first step
-        alone, and only if those of the whole way can be had now, beside what others
-        were promised.
+        States are copied from the hit's snapshots, and so is a page that it uses in
+        part. Windows get pages for the first step alone, and only if those of the whole
+        way can be had now, beside what others were promised.
 
         Args:
             hit: what `match` found, for these tokens.
@@ -133,25 +133,33 @@ class PageTable:
         """Begin if what is `beside`, of each group, can still be had too."""
         length, past = len(tokens), hit.num_tokens
         step = length - past if step is None else step
-        held, snapshots = self.shelf.named(hit, self._sinks)
+        held, copied = self.shelf.named(hit, self._sinks)
         keeping = [list(vpages) for vpages in held.columns]
-        for group, vpage in snapshots:
+        for group, vpage in copied:
             keeping[group].append(vpage)
         most = self.needs.lacking(held, length, length, step)
         if not self.room.can_make(_sum(most, beside), keeping):
             return None
         held.known, held.in_chunks = length, True
         held.peaks = self.needs.peak(length, max(1, step))
-        self.cache.touch(tokens[:past], *self._where(identity))
+        num_used = len(hit.vpages) + (hit.copied is not None)
+        used = tokens[: num_used * self.page_size]
+        self.cache.touch(used, *self._where(identity))
         for group, vpages in enumerate(held.columns):
             self.books.retain(group, tuple(vpages))
+        source = [] if hit.copied is None else copied
+        for group, vpage in source:  # it is read below, and nobody else may hold it
+            self.books.retain(group, (vpage,))
         counts = self.needs.lacking(held, length, min(length, past + step))
-        if not self.room.make(counts, kept=snapshots):
+        is_made = self.room.make(counts, kept=copied)
+        if is_made:
+            self.shelf.use(held, hit)
+            self._hand_out(held, counts, copied)
+        for group, vpage in source:
+            self.books.release(group, (vpage,))
+        if not is_made:
             self.give_back(held)
-            return None
-        self.shelf.use(held, hit, snapshots)
-        self._hand_out(held, counts, snapshots)
-        return held
+        return held if is_made else None
 
     def extend(self, held: Holding, length: int) -> bool:
         """Make room for `length` tokens in every group, or in none; say which.
@@ -351,16 +359,15 @@ class PageTable:
         self,
         held: Holding,
         counts: Sequence[int],
-        snapshots: Sequence[tuple[int, int]] = (),
+        copied: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Give a sequence fresh pages, and copies of the snapshots it begins from."""
-        restored = dict(snapshots)
+        """Give a sequence fresh pages, the first a copy where it begins from one."""
+        sources = dict(copied)
         for group, count in enumerate(counts):
-            if group in restored:
-                fresh = self.books.fork(group, (restored[group],), 0)
-            else:
-                fresh = self.books.handout(group, count)
-            held.columns[group].extend(fresh)
+            if group in sources:
+                held.columns[group] += self.books.fork(group, (sources[group],), 0)
+                count -= 1
+            held.columns[group].extend(self.books.handout(group, count))
         self._holdings.add(held)
         self._measure(held)
 

@@ -48,6 +48,9 @@ class Partner(Protocol):
             may_wait: whether others run, that may give pages back.
         """
 
+    def forked(self, sequence: Sequence, twin: Sequence) -> None:
+        """Learn that a twin goes on from what its sequence has computed."""
+
     def forget(self, sequence: Sequence) -> None:
         """Give back what is kept of a sequence, if anything is."""
 
@@ -188,6 +191,8 @@ class Scheduler:
             self.waiting.appendleft(twin)
             return
         twin.held = held
+        if self.draft is not None:
+            self.draft.forked(sequence, twin)
         self.running.append(twin)
 
     def finish(self, sequence: Sequence) -> None:
@@ -301,8 +306,8 @@ class Scheduler:
         if self.headroom and self.running and not self._has_headroom(sequence, hit):
             return False
         held = self._begin(sequence, hit)
-        if held is None and hit.vpages and not self.running:
-            # Alone, it may do without the snapshot that it would begin from.
+        if held is None and hit.num_tokens and not self.running:
+            # Alone, it may do without the pages that it would have copied.
             hit = Hit(0, (), "there is no room to read the cached prefix")
             held = self._begin(sequence, hit)
         if held is None:

@@ -5,11 +5,11 @@ same tokens are its companions: index keys, pages of windows, snapshots of state
 law: the cache holds each of its pages once, and a companion only while its unit stands
 in the tree.
 
-A draft whose row of a token depends on the token behind it reads across the end of a
-page: the last row there is of one continuation alone. `back_off` says how many pages at
-the end of what is found are computed again for it; they leave the token to compute that
-a hit always leaves, too. Of 16 tokens cached in pages of 4, and of 18, three pages are
-used then.
+A draft may read what the target made of the token before its own, which no page keeps.
+`back_off` says how many tokens at the end of what is found are computed again for it;
+they leave the token to compute that a hit always leaves, too. A page that is used in
+part is copied, for its rest is written again. Of 16 tokens cached in pages of 4, and of
+18, three pages are used where a page of them is computed again.
 
     shelf = Shelf(books, PrefixCache(16), lives)
     shelf.match(tokens, namespace, marks)       # what every group can go on from
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvmem import errors
 from kvmem.geometry import Lifecycle
 from kvmem.prefix import Companions, Hit, PrefixCache, hit_pages
 from kvmem.prefix.tree import Marks
@@ -28,6 +29,7 @@ from kvmem.serve.holding import Holding
 __all__ = ["BACKED_OFF", "NO_FULL_GROUP", "Shelf"]
 
 BACKED_OFF = "what was found is computed again, for a draft that reads across its end"
+_NO_WAY_BACK = "windows and states have moved past a token that is computed again"
 NO_FULL_GROUP = "no layer of this model keeps whole texts"
 
 
@@ -39,14 +41,15 @@ class Shelf:
         cache: the tree; its page size is that of every group.
         lives: of each group; the first of full attention is the tree's.
 
-    `back_off` is a draft's to set, before the first text is looked for.
+    `back_off` is a draft's to set, before the first text is looked for; see
+    `compute_again`.
     """
 
     def __init__(self, books: Books, cache: PrefixCache, lives: Sequence[Lifecycle]):
         self.books = books
         self.cache = cache
         self.lives = tuple(lives)
-        self.back_off = 0  # pages
+        self.back_off = 0  # tokens
         full = [g for g, life in enumerate(lives) if life.kind == "full"]
         self.first = full[0] if full else None
         nulls = {
@@ -58,20 +61,34 @@ class Shelf:
         num_units = books.ledger.groups[full[0]].num_vpages if full else 0
         self.companions = Companions(num_units, nulls)
 
+    def compute_again(self, tokens: int) -> None:
+        """Leave so many tokens of what is found to be computed again, for a draft.
+
+        Raises:
+            IncompatiblePlan: a group that does not keep every token.
+        """
+        if any(life.kind != "full" for life in self.lives):
+            raise errors.IncompatiblePlan(
+                errors.say(
+                    f"{tokens} tokens of a cached text computed again",
+                    f"{_NO_WAY_BACK}, and what they keep is of later ones",
+                    "Use a target of full attention, or another draft",
+                )
+            )
+        self.back_off = tokens
+
     def match(self, tokens: Sequence[int], namespace, marks: Marks) -> Hit:
         """Find the longest cached prefix that every group can go on from."""
         if self.first is None:
             return Hit(0, (), NO_FULL_GROUP)
         hit = self.cache.match(tokens, namespace, marks)
-        if self.back_off and hit.vpages:
-            found = len(self.cache.pages(tokens, namespace, marks))
-            hit = self._backed_off(hit, found)
+        if self.back_off:
+            found = self.cache.pages(tokens, namespace, marks)
+            return self._backed_off(hit, found, len(tokens) - 1)
         if not self.others or not hit.vpages:
             return hit
-        present = [np.ones(len(hit.vpages), bool)]
-        present += [self.companions.has(g, hit.vpages) for g in self.others]
-        lives = [self.lives[g] for g in (self.first, *self.others)]
-        pages = hit_pages(lives, self.cache.page_size, present)
+        present = self._present(hit.vpages)
+        pages = self._agreed(present)
         reason = None if pages else self._why_not(present[1:])
         length = pages * self.cache.page_size
         return Hit(length, hit.vpages[:pages], reason, hit.num_tokens)
@@ -115,34 +132,39 @@ class Shelf:
     def named(
         self, hit: Hit, sinks: Sequence[int]
     ) -> tuple[Holding, list[tuple[int, int]]]:
-        """Return the pages of a hit, not held yet, and the snapshots to restore."""
-        held, snapshots = Holding(sinks), []
-        if not hit.vpages:
-            return held, snapshots
+        """Return the pages of a hit, not held yet, and those that are to be copied:
+        snapshots of states, and what is used in part."""
+        held, copied = Holding(sinks), []
+        if not hit.num_tokens:
+            return held, copied
         whole, companions = len(hit.vpages), self.companions
         for group, life in enumerate(self.lives):
-            if group == self.first:
-                held.columns[group] = list(hit.vpages)
-            elif life.kind == "state":
+            if life.kind == "state":
                 page = companions.pages(group, hit.vpages[-1:])
-                snapshots.append((group, int(page[0])))
+                copied.append((group, int(page[0])))
+            elif hit.copied is not None:
+                units = [*hit.vpages, hit.copied]
+                if group != self.first:
+                    units = companions.pages(group, units).tolist()
+                held.columns[group] = list(units[:-1])
+                copied.append((group, units[-1]))
+            elif group == self.first:
+                held.columns[group] = list(hit.vpages)
             else:
                 stale = life.stale(hit.num_tokens, self.cache.page_size)
                 held.firsts[group] = max(stale.stop, sinks[group])
                 units = [*hit.vpages[: stale.start], *hit.vpages[stale.stop : whole]]
                 held.columns[group] = companions.pages(group, units).tolist()
-        return held, snapshots
+        return held, copied
 
-    def use(
-        self, held: Holding, hit: Hit, snapshots: Sequence[tuple[int, int]]
-    ) -> None:
+    def use(self, held: Holding, hit: Hit) -> None:
         """Note that a text goes on from these pages."""
         if not hit.vpages:
             return
         for group in self._of_kind("window"):
             units = [hit.vpages[ordinal] for ordinal in held.ordinals(group)]
             self.companions.use(group, units)
-        for group, _ in snapshots:
+        for group in self._of_kind("state"):
             self.companions.use(group, hit.vpages[-1:])
             held.snapshot = (hit.vpages[-1], False)
 
@@ -178,11 +200,32 @@ class Shelf:
     def _of_kind(self, kind: str) -> list[int]:
         return [g for g, life in enumerate(self.lives) if life.kind == kind]
 
-    def _backed_off(self, hit: Hit, found: int) -> Hit:
-        """Return a hit without the last of the pages that were found."""
-        kept = max(0, min(len(hit.vpages), found - self.back_off))
-        size, reason = self.cache.page_size, None if kept else BACKED_OFF
-        return Hit(kept * size, hit.vpages[:kept], reason)
+    def _backed_off(self, hit: Hit, found: Sequence[int], most: int) -> Hit:
+        """Return a hit without the last tokens that were found.
+
+        Args:
+            hit: what is found without a draft.
+            found: every cached page of the text.
+            most: tokens that may be used.
+        """
+        size = self.cache.page_size
+        pages = self._agreed(self._present(found))
+        length = min(most, pages * size - self.back_off)
+        if length <= 0:
+            return Hit(0, (), BACKED_OFF if hit.vpages else hit.reason)
+        whole, rest = divmod(length, size)
+        copied = found[whole] if rest else None
+        return Hit(length, tuple(found[:whole]), copied=copied)
+
+    def _present(self, units: Sequence[int]) -> list[np.ndarray]:
+        """Return bool[n] of the tree's group and each other: who has these units."""
+        others = [self.companions.has(group, units) for group in self.others]
+        return [np.ones(len(units), bool), *others]
+
+    def _agreed(self, present: Sequence[np.ndarray]) -> int:
+        """Return how many leading pages every group can go on from."""
+        lives = [self.lives[group] for group in (self.first, *self.others)]
+        return hit_pages(lives, self.cache.page_size, present)
 
     def _why_not(self, present: Sequence[np.ndarray]) -> str:
         """Say which groups' pages a cached text lacks."""

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from kvmem import errors
 from kvmem import pool as pools
+from kvmem.geometry import Lifecycle
 from kvmem.prefix import Hit, PrefixCache
 from kvmem.serve.page_table import Accounts, Cleared, PageTable
 from kvmem.serve.shelf import BACKED_OFF
@@ -192,8 +194,8 @@ def test_a_page_computed_again_for_a_draft_also_leaves_the_token_to_compute(
     table, tokens = page_table(), text(30, length)
     held = table.begin(MISS, tokens)
     table.publish(tokens, held)
-    for back_off, pages in ((0, plain), (1, backed_off)):
-        table.shelf.back_off = back_off
+    for back_off, pages in ((0, plain), (4, backed_off)):
+        table.shelf.compute_again(back_off)
         hit = table.match(tokens)
         assert hit.vpages == tuple(held.columns[0][:pages])
         assert hit.num_tokens == 4 * pages
@@ -203,3 +205,49 @@ def test_a_page_computed_again_for_a_draft_also_leaves_the_token_to_compute(
         table.match([*tokens[:12], 9_001, 9_002]).num_tokens
         == min(length // 4, 3) * 4 - 4
     )
+
+
+@pytest.mark.parametrize("length", [5, 16, 18])
+def test_a_page_that_is_used_in_part_is_copied_and_the_cached_one_stays(
+    page_table, length
+):
+    """One token computed again: the page that it lies in is the sequence's own."""
+    table, tokens = page_table(), text(31, length)
+    table.shelf.compute_again(1)
+    held = table.begin(MISS, tokens)
+    table.publish(tokens, held)
+    cached = list(held.columns[0])
+    hit = table.match(tokens)
+    most = length // 4 * 4 - 1
+    assert (hit.num_tokens, hit.vpages) == (most, tuple(cached[: most // 4]))
+    assert hit.copied == cached[most // 4]
+    other = table.begin(hit, tokens)
+    shared, own = other.columns[0][: most // 4], other.columns[0][most // 4 :]
+    assert shared == cached[: most // 4] and not set(own) & set(cached)
+    assert len(other.columns[0]) == -(-length // 4)
+    table.publish(tokens, other)  # of equal text: it gives its copy back for the page
+    assert other.columns[0][: length // 4] == cached[: length // 4]
+    assert table.objections([held, other]) == ()
+    for each in (held, other):
+        table.give_back(each)
+    assert table.accounts() == Accounts(8 - length // 4, length // 4, 0, 8)
+
+
+def test_without_room_for_the_copy_nothing_changes(page_table):
+    table, tokens = page_table(num_pages=4), text(32, 16)
+    table.shelf.compute_again(1)
+    held = table.begin(MISS, tokens)
+    table.publish(tokens, held)
+    table.give_back(held)
+    before, hit = table.accounts(), table.match(tokens)
+    assert table.begin(hit, tokens) is None  # its source cannot be evicted for it
+    assert table.accounts() == before and table.match(tokens) == hit
+    assert table.begin(MISS, tokens) is not None
+
+
+def test_a_window_cannot_have_a_token_computed_again(page_table):
+    lives = [Lifecycle("full"), Lifecycle("window", 8)]
+    ledger = pools.Ledger(8, num_vpages=(8, 8), extents=(1, 1))
+    made = PageTable(ledger, PrefixCache(4), lives)
+    with pytest.raises(errors.IncompatiblePlan, match="moved past a token"):
+        made.shelf.compute_again(1)

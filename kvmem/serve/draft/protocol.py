@@ -5,6 +5,7 @@ which holds whatever it remembers of the sequences that run. In the order of a t
 
     begin(sequence, may_wait)     admission, together with the target: both or neither
     propose(sequences, most)      tokens that may come next, some or none of each
+    forked(sequence, twin)        another sample goes on from the same prompt
     observe(feeds, features)      hidden rows of what the target has just read, if asked
     accepted(sequence, count)     how many of the proposed tokens stand
     forget(sequence)              it has ended, or was sent back to wait
@@ -97,6 +98,10 @@ class Proposer(Protocol):
                 answer is yes, and a sequence without room is served without drafts.
         """
 
+    def forked(self, sequence: Sequence, twin: Sequence) -> None:
+        """Learn that a twin goes on from what its sequence has computed; it has begun,
+        and holds its pages."""
+
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
         """Propose up to `most[i]` >= 1 tokens behind all those known of each."""
 
@@ -154,6 +159,9 @@ class Forgetful:
     def begin(self, sequence: Sequence, may_wait: bool) -> bool:
         """Let it run: it needs no room."""
         return True
+
+    def forked(self, sequence: Sequence, twin: Sequence) -> None:
+        """Look away: nothing is kept of either."""
 
     def observe(self, feeds: ListLike[Feed], features: jax.Array) -> None:
         """Look away."""

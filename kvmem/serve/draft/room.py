@@ -90,6 +90,5 @@ def _states(table: PageTable) -> list[int]:
 
 def _keeping(table: PageTable, hit: Hit) -> list[list[int]]:
     first = table.shelf.first
-    return [
-        list(hit.vpages) if group == first else [] for group in range(len(table.lives))
-    ]
+    units = [*hit.vpages, *([] if hit.copied is None else [hit.copied])]
+    return [units if group == first else [] for group in range(len(table.lives))]
