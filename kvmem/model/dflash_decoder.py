@@ -1,17 +1,17 @@
 """Block drafts on one rank, flax nnx: rows are kept, and blocks see them.
 
 `keep` writes what each layer keeps of the model's rows; `propose` reads a last token
-with masks behind it and writes nothing. `block_logits` is both without a cache, at many
-places of whole texts at once: what training needs. The laws: a block has the logits of
-`block_logits` at the same place; a row that is not before the block's first token is
-never seen, whatever lies there (NaN included).
+with masks behind it and writes nothing. `block_rows` and `block_logits` are both
+without a cache, at many places of whole texts at once: what training needs. The laws: a
+block on pages has the logits of `block_logits` at its place; a row that is not before
+the block's first token is never seen, whatever lies there (on pages NaN included).
 
     pages, _ = decoder.paged(pages, ..., num_logits=0, hidden=rows)     # keep
     pages, logits = decoder.paged(pages, ..., num_logits=4)             # four proposed
 
 Letters: S sequences, Q rows of the model, B tokens of a block (its first is known), J
 slots of a table, H KV heads, G query heads a KV head, D hidden or head elements, V
-vocabulary rows of a rank; in `block_logits` T tokens of a text and A anchors.
+vocabulary rows of a rank; N whole texts of T tokens, with A anchors each.
 """
 
 from collections.abc import Mapping
@@ -120,10 +120,11 @@ class DFlashDecoder(Decoder):
         def kept(index: int, q: jax.Array) -> Share:
             name = f"{self.prefix}{index}"
             k, v = (read_rows(pages, envelope, name, f, table.pages) for f in "kv")
-            sees = table.places(envelope.page_size) < starts[:, None]  # [S, J]
-            return _share(q, k, v, sees)
+            sees = table.places(envelope.page_size) < starts[:, None]
+            return _share(q, k, v, sees[:, None])
 
-        return self._block(last, starts, length, kept, axis_name)
+        rows = self._block(last, starts, length, kept, axis_name)
+        return self.head(rows, axis_name)
 
     def block_logits(
         self,
@@ -135,8 +136,28 @@ class DFlashDecoder(Decoder):
     ) -> jax.Array:
         """Return what blocks at many places of whole texts propose.
 
+        Args: as of `block_rows`.
+
+        Returns:
+            f32[N, A, length, V], row j of an anchor that of the token j + 1 behind it.
+        """
+        rows = self.block_rows(features, tokens, anchors, length, axis_name)
+        logits = self.head(rows.reshape(-1, *rows.shape[2:]), axis_name)
+        return logits.reshape(*rows.shape[:3], -1)
+
+    def block_rows(
+        self,
+        features: jax.Array,
+        tokens: jax.Array,
+        anchors: jax.Array,
+        length: int,
+        axis_name: str | None = None,
+    ) -> jax.Array:
+        """Return rows before the last norm of blocks at many places of whole texts.
+
         Args:
-            features: f32[N, T, D] the model's rows before its last norm.
+            features: f32[N, T, D] the model's rows before its last norm, finite up to
+                the last anchor.
             tokens: i32[N, T] the texts.
             anchors: i32[N, A] places of blocks' first tokens, which are known. A block
                 sees the rows of the tokens before, not that of its first.
@@ -144,23 +165,22 @@ class DFlashDecoder(Decoder):
             axis_name: the mesh axis that sums over ranks; None: one rank.
 
         Returns:
-            f32[N, A, length, V], row j of an anchor that of the token j + 1 behind it.
+            f32[N, A, length, D], row j of an anchor that of the token j + 1 behind it.
         """
+        texts, count = anchors.shape
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
         context = self._context(features, places[None])
         sees = places[None, None] < anchors[..., None]  # [N, A, T]
+        sees = jnp.repeat(sees, length + 1, axis=1)  # of each token of each block
 
         def kept(index: int, q: jax.Array) -> Share:
             k, v = (rows.transpose(0, 2, 1, 3) for rows in context[index])
-            each = jax.vmap(_share, in_axes=(1, None, None, 1), out_axes=1)
-            blocks = q.reshape(*anchors.shape, *q.shape[1:])
-            return jax.tree.map(_joined, each(blocks, k, v, sees))
+            share = _share(q.reshape(texts, -1, *q.shape[2:]), k, v, sees)
+            return jax.tree.map(lambda rows: _parted(rows, count), share)
 
-        last = jnp.take_along_axis(tokens, anchors, axis=1)
-        logits = self._block(
-            last.reshape(-1), anchors.reshape(-1), length, kept, axis_name
-        )
-        return logits.reshape(*anchors.shape, *logits.shape[1:])
+        last = jnp.take_along_axis(tokens, anchors, axis=1).reshape(-1)
+        rows = self._block(last, anchors.reshape(-1), length, kept, axis_name)
+        return rows.reshape(*anchors.shape, *rows.shape[1:])
 
     def _context(
         self, rows: jax.Array, places: jax.Array
@@ -172,7 +192,7 @@ class DFlashDecoder(Decoder):
         return [layer.heads(x, cos, sin)[1:] for layer in self.layers]
 
     def _block(self, last, starts, length, kept, axis_name) -> jax.Array:
-        """Return logits f32[S, length, V] of masks behind the tokens `last` i32[S].
+        """Return rows [S, length, D] of masks behind the tokens `last` i32[S].
 
         Args:
             kept: the share of the rows before a block, of a layer's queries.
@@ -186,7 +206,7 @@ class DFlashDecoder(Decoder):
         cos, sin = angles(spec.rope, spec.head_dim, places)
         for index, layer in enumerate(self.layers):
             x = _through(layer, x, cos, sin, lambda q, at=index: kept(at, q), axis_name)
-        return self.head(x[:, 1:], axis_name)
+        return x[:, 1:]
 
 
 def _through(layer: DecoderLayer, x, cos, sin, kept, axis_name) -> jax.Array:
@@ -194,27 +214,30 @@ def _through(layer: DecoderLayer, x, cos, sin, kept, axis_name) -> jax.Array:
     q, k, v = layer.heads(x, cos, sin)
     k, v = (rows.astype(jnp.float32).transpose(0, 2, 1, 3) for rows in (k, v))
     q = q.astype(jnp.float32)
-    own = _share(q, k, v, jnp.ones(k.shape[:1] + k.shape[2:3], bool))
+    own = _share(q, k, v, jnp.ones((len(k), 1, k.shape[2]), bool))
     out = merge.finish(merge.merge([kept(q), own]))  # [S, H, B, G, D]
     out = out.transpose(0, 2, 1, 3, 4).reshape(*q.shape)
     return layer.mix(x, out, axis_name)
 
 
 def _share(q: jax.Array, k: jax.Array, v: jax.Array, sees: jax.Array) -> Share:
-    """Return the share of rows k and v f32[S, H, J, D] for queries [S, B, H * G, D].
+    """Return the share of rows k and v f32[S, H, J, D] for queries [S, Q, H * G, D].
 
     Args:
-        sees: bool[S, J] rows that every query sees; others may hold anything.
+        sees: bool[S, Q, J] or of one row for all queries. Rows that no query sees may
+            hold anything.
     """
-    seqs, block, heads, width = q.shape
-    grouped = q.reshape(seqs, block, k.shape[1], heads // k.shape[1], width)
-    grouped = grouped.transpose(0, 2, 1, 3, 4) * width**-0.5  # [S, H, B, G, D]
+    seqs, queries, heads, width = q.shape
+    grouped = q.reshape(seqs, queries, k.shape[1], heads // k.shape[1], width)
+    grouped = grouped.transpose(0, 2, 1, 3, 4) * width**-0.5  # [S, H, Q, G, D]
     scores = jnp.einsum("shqgd,shtd->shqgt", grouped, k)
-    scores = jnp.where(sees[:, None, None, None], scores, merge.MASKED)
-    values = jnp.where(sees[:, None, :, None], v, 0.0)
+    scores = jnp.where(sees[:, None, :, None], scores, merge.MASKED)
+    values = jnp.where(sees.any(axis=1)[:, None, :, None], v, 0.0)
     return merge.partial(scores, values, "shqgt,shtd->shqgd")
 
 
-def _joined(rows: jax.Array) -> jax.Array:
-    """Make one axis of the first two."""
+def _parted(rows: jax.Array, count: int) -> jax.Array:
+    """Part the queries of texts [N, H, A * B, ...] into blocks [N * A, H, B, ...]."""
+    rows = rows.reshape(*rows.shape[:2], count, -1, *rows.shape[3:])
+    rows = jnp.moveaxis(rows, 2, 1)
     return rows.reshape(-1, *rows.shape[2:])
