@@ -136,8 +136,9 @@ def leftovers(io: OsIO, parent: Path) -> None:
 def _drop_servings(place: Place, memory: Memory) -> None:
     found = state.read(place)
     new = ledger.without(found.ledger, memory.is_at, memory.is_in)
-    if new != found.ledger:
-        state.write_ledger(place, found, new)
+    # What a change took back stands in the file until it is written whole.
+    if new != found.ledger or found.file.has_changes:
+        state.rewrite_ledger(place, found, new)
     elif found.is_bad:
         place.io.unlink(place.file(LEDGER))
 

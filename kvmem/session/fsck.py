@@ -20,7 +20,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from kvmem.errors import CorruptPage, FormatMismatch, InvalidId
-from kvmem.session import archive, chains, ids, ledger, log, meta, state, tombstone
+from kvmem.session import (
+    archive,
+    chains,
+    ids,
+    ledger,
+    ledger_file,
+    log,
+    meta,
+    state,
+    tombstone,
+)
 from kvmem.session.lines import Line, Log
 from kvmem.session.place import LEDGER, LOG, META, Place
 
@@ -113,7 +123,8 @@ def _order(place: Place, live: Log, held: list[Line]) -> Iterator[Violation]:
 
 def _servings(place: Place, live: Log, held: list[Line]) -> Iterator[Violation]:
     try:
-        kept = ledger.parse(place.io.read(place.file(LEDGER)), place.identity)
+        data = place.io.read(place.file(LEDGER))
+        kept = ledger_file.parse(data, place.identity).ledger
     except FileNotFoundError:
         kept = ledger.EMPTY
     except FormatMismatch as bad:

@@ -4,18 +4,15 @@ The law: losing the ledger costs a repeat, having it too early costs a memory, s
 written after everything else and read with forgiveness: a bad record is ignored, a bad
 file is set aside and said to be. A key is (actor, uri): actors do not cool each other.
 
-    {"version": 1, ..., "updated_turn": 4, "entries": {uri: record of no actor},
+    {"version": 2, ..., "updated_turn": 4, "entries": {uri: record of no actor},
      "actors": {actor: {uri: record}}, "requests": {id: what it was answered}}
+
+Behind that line there may be others, each a change of it (`ledger_file`).
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Mapping
 
-from kvmem.errors import FormatMismatch, say
-from kvmem.session.identity import Identity
-
-FORMAT = "kvmem.session.ledger"
 DETAILS = ("uri", "abstract", "overview", "full")
 MAX_RECORDS = 500  # of one actor
 MAX_REQUESTS = 100
@@ -71,52 +68,6 @@ class Ledger:
 
 
 EMPTY = Ledger({})
-
-
-def parse(data: bytes, identity: Identity) -> Ledger:
-    """Return what a ledger's bytes say, bad records left out.
-
-    Raises:
-        FormatMismatch: they are no ledger of this session.
-    """
-    try:
-        fields = json.loads(data)
-        identity.check(fields, FORMAT, strict=False)
-        entries, actors = fields.get("entries", {}), fields.get("actors", {})
-        by_actor = {None: entries} | actors
-        records = {a: _records(each) for a, each in by_actor.items() if each}
-        requests = _requests(fields.get("requests", {}))
-        idle = fields.get("idle", {})
-        counts = [fields.get("updated_turn", 0), *map(idle.get, ("turn", "recalls"))]
-    except (ValueError, AttributeError, TypeError) as bad:
-        law = f"it cannot be read ({bad})"
-        asked = f"the recall ledger of session {identity.session!r}"
-        raise FormatMismatch(
-            say(asked, law, "It is set aside, and begun anew")
-        ) from bad
-    return Ledger(records, requests, *(c if _is_count(c) else 0 for c in counts))
-
-
-def dump(ledger: Ledger, identity: Identity) -> bytes:
-    """Return the file's bytes."""
-    by_actor = {
-        actor: {uri: record.to_json() for uri, record in records.items()}
-        for actor, records in ledger.actors.items()
-        if records
-    }
-    fields = identity.head(FORMAT) | {
-        "updated_turn": ledger.updated_turn,
-        "entries": by_actor.pop(None, {}),
-    }
-    if by_actor:
-        fields["actors"] = by_actor
-    if ledger.requests:
-        fields["requests"] = {
-            name: dataclasses.asdict(each) for name, each in ledger.requests.items()
-        }
-    if ledger.idle_recalls:
-        fields["idle"] = {"turn": ledger.idle_turn, "recalls": ledger.idle_recalls}
-    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def recorded(
@@ -175,13 +126,13 @@ def without(
 
 def record_from(fields) -> Record | None:
     """Return the record that JSON fields say, None if they say none."""
-    if not isinstance(fields, Mapping) or not _is_count(fields.get("turn")):
+    if not isinstance(fields, Mapping) or not is_count(fields.get("turn")):
         return None
     detail, unit = fields.get("detail", "full"), fields.get("unit")
     if detail not in DETAILS or not isinstance(unit, str | None):
         return None
     counts = {k: fields.get(k) for k in ("n", "turns", "tokens")}
-    if not all(v is None or _is_count(v) for v in counts.values()):
+    if not all(v is None or is_count(v) for v in counts.values()):
         return None
     idle = fields.get("idle", 0)
     return Record(
@@ -189,26 +140,10 @@ def record_from(fields) -> Record | None:
         detail,
         unit,
         **counts,
-        idle=idle if _is_count(idle) else 0,
+        idle=idle if is_count(idle) else 0,
     )
 
 
-def _records(fields: Mapping) -> dict[str, Record]:
-    found = {uri: record_from(each) for uri, each in fields.items()}
-    return {uri: record for uri, record in found.items() if record is not None}
-
-
-def _requests(fields: Mapping) -> dict[str, Request]:
-    found = {}
-    for name, each in fields.items():
-        try:
-            request = Request(**each)
-            entries = tuple(e for e in request.entries if isinstance(e["uri"], str))
-            found[name] = dataclasses.replace(request, entries=entries)
-        except (TypeError, KeyError):
-            continue
-    return found
-
-
-def _is_count(value) -> bool:
+def is_count(value) -> bool:
+    """Say whether a value is a whole number that counts something."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -52,7 +52,7 @@ def run(
     before = _replay(asked, found)
     if before is not None:
         with contextlib.suppress(OSError):  # it is answered all the same
-            place.settle()
+            state.settle_ledger(place, found)
         return before
     cooled = _cooled(asked, place, found)
     hits, num_errors, error = _searched(asked, search, len(cooled))
@@ -195,6 +195,7 @@ def _recorded(
             place.settle(found.log)
             before = _replay(asked, found)
             if before is not None:  # a retry that overtook this call
+                state.settle_ledger(place, found)
                 return before
             cooled = _cooled(asked, place, found)
             entries = tuple(e for e in answer.entries if e.uri not in cooled)

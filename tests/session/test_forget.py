@@ -3,7 +3,7 @@
 import pytest
 
 from kvmem.errors import CorruptPage, Denied
-from kvmem.session import SessionStore, forget, messages
+from kvmem.session import SessionStore, forget, ledger, messages
 from kvmem.session.forget import Memory
 from kvmem.session.items import Retriever
 from kvmem.session.place import LEDGER, LOG
@@ -226,9 +226,27 @@ def test_a_damaged_chain_that_may_hold_it_goes_and_others_stay(me, spread):
     assert holders(me.store.root) == [] and session.chains.actors() == ("planner",)
 
 
+def test_what_a_ledgers_later_lines_took_back_goes_with_what_they_say(
+    me, spread, monkeypatch
+):
+    monkeypatch.setattr(ledger, "MAX_REQUESTS", 2)  # answers that told it go
+    for name, end in (("s", b""), ("t", WORDS.encode())):  # one is torn too
+        session = me.session(name)
+        for i in range(3):
+            once = messages(1)
+            me.recall("likes", session=session, request_id=f"r{i}", cooldown=once)
+        path = session.place.file(LEDGER)
+        path.write_bytes(path.read_bytes() + end)
+        assert WORDS.encode() in path.read_bytes()
+    me.forget(spread.uri)
+    me.store.close()
+    assert holders(me.store.root) == []
+
+
 def test_a_bad_ledger_that_may_hold_it_goes(me, spread):
     path = me.session("s").place.file(LEDGER)
-    path.write_bytes(path.read_bytes()[:-5])
+    path.write_bytes(path.read_bytes().split(b"\n")[0][:-5])
+    assert b"behind the lantern" in path.read_bytes()
     me.forget(spread.uri)
     me.store.close()
     assert holders(me.store.root) == [] and not path.exists()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from kvmem.session import Hit, SessionStore, chains, fsck, lines
+from kvmem.session import Hit, SessionStore, chains, fsck, ledger_file, lines
 from kvmem.session.fsck import Violation
 from kvmem.session.place import HISTORY, LEDGER, LOG, META
 
@@ -38,7 +38,8 @@ def laws(session) -> set[str]:
 
 
 def ledger_of(session) -> dict:
-    return json.loads(session.place.file(LEDGER).read_text())
+    data, whose = session.place.file(LEDGER).read_bytes(), session.place.identity
+    return json.loads(ledger_file.dump(ledger_file.parse(data, whose).ledger, whose))
 
 
 def rewrite(session, change) -> None:

@@ -1,12 +1,11 @@
 """Recall: what was served a moment ago is held back; whatever breaks, it answers."""
 
 import dataclasses
-import json
 
 import pytest
 
 from kvmem.errors import ConfigError, Conflict, Denied, InvalidId
-from kvmem.session import Hit, OsIO, Recall, SessionStore, messages
+from kvmem.session import Hit, OsIO, Recall, SessionStore, ledger_file, messages
 from kvmem.session.place import LEDGER, LOG
 from kvmem.session.recent import Recent
 
@@ -167,7 +166,8 @@ def test_the_newest_hundred_answers_are_kept(me, finds):
     for i in range(103):
         finds.hits = [Hit(f"u{i}", f"text {i}", 1.0)]
         me.recall("q", session=session, request_id=f"r{i}")
-    kept = json.loads(session.place.file(LEDGER).read_text())["requests"]
+    data = session.place.file(LEDGER).read_bytes()
+    kept = ledger_file.parse(data, session.place.identity).ledger.requests
     assert list(kept) == [f"r{i}" for i in range(3, 103)]
 
 
@@ -305,7 +305,7 @@ def test_a_memory_cooled_while_the_search_ran_is_dropped(me, finds):
 def test_a_ledger_of_another_session_or_version_is_reset_and_kept(me):
     session = me.session("s")
     for number, bad in enumerate(
-        [b"[1]", b'{"version":2}', b'{"version":1,"session":"t","entries":{"A":1}}']
+        [b"[1]", b'{"version":3}', b'{"version":1,"session":"t","entries":{"A":1}}']
     ):
         session.create()
         session.place.file(LEDGER).write_bytes(bad)
