@@ -14,6 +14,7 @@ speaks with; what is trained are the draft's own tensors.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -21,16 +22,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.draft_passes import passes
+from experiments import draft_passes
 from experiments.draft_texts import Lessons
 from kvmem.geometry import Topology
 from kvmem.model import mtp
+from kvmem.model.decoder import Decoder
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.mtp_decoder import MtpDecoder
 from kvmem.model.ops import rms_norm
 from kvmem.model.partitions import partition_of
 
-__all__ = ["Learning", "State", "Trainer"]
+__all__ = ["Learning", "Pass", "State", "Trainer"]
 
 _OF_TARGET = ("embed", "norm", "lm_head")
 _NAMES = {
@@ -74,6 +76,14 @@ class Learning:
     others: int = 512
 
 
+class Pass(NamedTuple):
+    """What a draft makes of some places, and what the model took for likely there."""
+
+    rows: jax.Array  # f32[N, Q, D] before the last norm
+    likely: jax.Array  # i32[N, Q, K] tokens, the likeliest first
+    logprobs: jax.Array  # f32[N, Q, K]
+
+
 class _Fixed(NamedTuple):
     """What training does not change: what the draft has of the model, and words."""
 
@@ -90,7 +100,13 @@ class Trainer:
         draft: layers to begin with.
         lessons: that are trained on, whose likeliest tokens are the words.
         learning: how.
+
+    What is mtp's own is named here, for other kinds of drafts to name theirs.
     """
+
+    decoder: Callable[..., Decoder] = MtpDecoder
+    complete = staticmethod(mtp.with_params)
+    prefix = "mtp"  # of the tensors that are of no layer
 
     def __init__(
         self,
@@ -99,7 +115,7 @@ class Trainer:
         lessons: Lessons,
         learning: Learning,
     ):
-        self._target, self._spec, self._learning = target, draft.spec, learning
+        self._target, self._spec, self.learning = target, draft.spec, learning
         self._partition = partition_of(draft.spec, Topology())
         self._optimizer = _optimizer(learning)
         self._first = draft
@@ -120,7 +136,7 @@ class Trainer:
 
     def step(self, state: State, lessons: Lessons, seed: int) -> tuple[State, float]:
         """Learn from some texts; return the mean divergence before, in nats."""
-        count = min(self._learning.others, len(self._rest))
+        count = min(self.learning.others, len(self._rest))
         others = np.random.default_rng(seed).choice(self._rest, count, replace=False)
         state, loss = self._step(state, lessons, others)
         return state, float(loss)
@@ -161,8 +177,17 @@ class Trainer:
             elif layer:
                 found[prefix + _NAMES[what]] = array
             else:
-                found[f"mtp.{what}.weight"] = array
-        return mtp.with_params(self._target, spec.layers, found, "trained")
+                found[f"{self.prefix}.{what}.weight"] = array
+        return self.complete(self._target, spec.layers, found, "trained")
+
+    def passes(self, draft: Decoder, lessons: Lessons) -> list[Pass]:
+        """Return what each pass makes of the places that are taught."""
+        known = self.learning
+        found = draft_passes.passes(
+            draft, lessons.tokens, lessons.rows, known.depth, known.taught
+        )
+        ahead = (lessons.likely, lessons.logprobs)
+        return [Pass(rows, *(x[:, -rows.shape[1] :] for x in ahead)) for rows in found]
 
     def _advance(self, fixed: _Fixed, state: State, lessons: Lessons, others):
         loss, slopes = jax.value_and_grad(self._loss)(
@@ -175,14 +200,8 @@ class Trainer:
 
     def _passes(self, params, fixed: _Fixed, lessons: Lessons):
         """Return the draft and, of each pass, its rows and what was thought there."""
-        draft = MtpDecoder(self._partition, {**fixed.shared, **params})
-        known = self._learning
-        found = passes(draft, lessons.tokens, lessons.rows, known.depth, known.taught)
-        ahead = [(lessons.likely, lessons.logprobs)] * len(found)
-        return draft, [
-            (rows, *(x[:, -rows.shape[1] :] for x in pair))
-            for rows, pair in zip(found, ahead, strict=True)
-        ]
+        draft = self.decoder(self._partition, {**fixed.shared, **params})
+        return draft, self.passes(draft, lessons)
 
     def _loss(self, params, fixed: _Fixed, lessons: Lessons, others) -> jax.Array:
         """Return the mean over passes and places of the divergence from the model."""

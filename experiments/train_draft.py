@@ -19,6 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from experiments import draft_texts, tiny_decoder
+from experiments.dflash_training import BlockTrainer
 from experiments.draft_texts import Lessons, Writing
 from experiments.draft_training import Learning, State, Trainer
 from experiments.harness import Check, Record, RunConfig
@@ -26,13 +27,14 @@ from kvmem import config as configs
 from kvmem import errors
 from kvmem.config import ModelConfig, PoolConfig
 from kvmem.config.speculative import SpeculativeConfig
-from kvmem.model import draft_layers, mtp
+from kvmem.model import dflash, draft_layers, mtp
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import SamplingParams, ServeConfig
 
 __all__ = ["Config", "run"]
 
 _Prompts = list[list[int]]
+_KINDS = {"mtp": (mtp, Trainer), "dflash": (dflash, BlockTrainer)}
 _MOST_LOST = 0.02  # of agreement, by storing a byte an element
 
 
@@ -50,7 +52,7 @@ class Config(RunConfig):
         length: tokens of a text, question and answer.
         temperature, kept, dtype: of the writing; see `draft_texts.Writing`.
         layers: of the draft.
-        depth: passes behind each other; see `draft_training.Trainer`.
+        depth: passes behind each other, or masks of a block; see `Trainer`.
         steps: of training, over which its rate falls to nothing.
         until: stop after so many steps of them, to go on later; None: after all.
         batch: texts of a step.
@@ -65,7 +67,7 @@ class Config(RunConfig):
     model: ModelConfig
     pool: PoolConfig
     serve: ServeConfig
-    draft: Literal["mtp"] = "mtp"
+    draft: Literal["mtp", "dflash"] = "mtp"
     prompts: tuple[str, ...]
     topics: tuple[str, ...]
     held_out: int = 1
@@ -143,7 +145,7 @@ def run(config: Config) -> Iterator[Record]:
     after, agreement = trainer.held_out(state, others)
     path = pathlib.Path(config.folder).absolute() / "layers.safetensors"
     draft_layers.save(path, trainer.layers(state), loaded, int8=True)
-    stored = draft_layers.load(path, loaded, config.layers)
+    stored = draft_layers.load(path, loaded, config.layers, trainer.complete)
     _, of_stored = trainer.held_out(trainer.start(stored), others)
     yield _learned(before, after, agreement, of_stored, path, first, len(prompts))
     yield _drafted(config, loaded, prompts[-held_out:], path)
@@ -162,9 +164,9 @@ def _trainer(
         config.words,
         config.others,
     )
-    return Trainer(
-        loaded, mtp.draw(loaded, config.layers, config.seed), lessons, learning
-    )
+    kind, trainer = _KINDS[config.draft]
+    drawn = kind.draw(loaded, config.layers, config.seed)
+    return trainer(loaded, drawn, lessons, learning)
 
 
 def _trained(
