@@ -17,7 +17,8 @@ from kvmem.geometry.fields import np_dtype
 
 __all__ = ["dequantise", "narrow", "quantise"]
 
-# Rows smaller than this are as good as zero; their scale stays a normal number.
+# Rows smaller than this are as good as zero; their scale stays a normal number, of
+# float32 or of what it is kept in.
 _SMALLEST = np.float32(1e-30)
 _POWERS = "float8_e8m0fnu"
 
@@ -37,12 +38,13 @@ def quantise(
     """Return rows f32[..., D] as values of `dtype` and scales [..., num_scales].
 
     A scale is its block's largest magnitude over the dtype's largest finite value, in
-    float32 or another float dtype; in e8m0 the next power of two.
+    float32 or another float dtype, within the normal numbers of that; in e8m0 the next
+    power of two.
 
     Raises:
         CorruptPage: a block that is not finite.
     """
-    blocks = rows.astype(np.float32).reshape(*rows.shape[:-1], num_scales, -1)
+    blocks = _blocks(rows, num_scales)
     largest = np.abs(blocks).max(axis=-1)
     if not np.isfinite(largest).all():
         raise errors.CorruptPage(
@@ -56,6 +58,9 @@ def quantise(
     scales = np.maximum(wanted, _SMALLEST)
     if scale_dtype == _POWERS:
         scales = np.exp2(np.ceil(np.log2(scales)))
+    else:
+        facts = ml_dtypes.finfo(np_dtype(scale_dtype))
+        scales = np.clip(scales, np.float32(facts.tiny), np.float32(facts.max))
     scales = scales.astype(np_dtype(scale_dtype))
     values = narrow(blocks / scales.astype(np.float32)[..., None], dtype)
     return values.reshape(rows.shape), scales
@@ -63,8 +68,14 @@ def quantise(
 
 def dequantise(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Return f32[..., D] of values [..., D] and scales [..., blocks]."""
-    blocks = values.astype(np.float32).reshape(*scales.shape, -1)
+    blocks = _blocks(values, scales.shape[-1])
     return (blocks * scales.astype(np.float32)[..., None]).reshape(values.shape)
+
+
+def _blocks(rows: np.ndarray, num_blocks: int) -> np.ndarray:
+    """Return f32[..., blocks, width] of rows [..., D], of which there may be none."""
+    shape = *rows.shape[:-1], num_blocks, rows.shape[-1] // num_blocks
+    return rows.astype(np.float32).reshape(shape)
 
 
 def _largest(dtype: str) -> np.float32:

@@ -106,7 +106,10 @@ def _field_obstacle(layer: LayerSpec, window: range) -> str | None:
     held = _held(layer, window)
     if held is None:
         return f"the window [{window.start}, {window.stop}) lies in no one field"
-    field, scales, start = held
+    field, start = held
+    if reason := _scales_obstacle(layer, field):
+        return reason
+    scales = _scales_of(layer, field)
     if scales is None:
         return None
     block = _elements(field) // _elements(scales)
@@ -121,32 +124,74 @@ def _field_obstacle(layer: LayerSpec, window: range) -> str | None:
 
 def _turn(layer: LayerSpec) -> Turn:
     window = layer.rope.window(layer.head_dim)
-    field, scales, start = _held(layer, window)
+    field, start = _held(layer, window)
     rope = dataclasses.replace(
         layer.rope, offset=window.start - start, width=len(window)
     )
-    return Turn(field, scales, rope)
+    return Turn(field, _scales_of(layer, field), rope)
 
 
-def _held(layer: LayerSpec, window: range) -> tuple[Field, Field | None, int] | None:
-    """Return the field that a window lies in, its scales, and where its dims begin.
+def _held(layer: LayerSpec, window: range) -> tuple[Field, int] | None:
+    """Return the field that a window lies in, and where its dims begin.
 
     A row's dims are those of its fields end to end, scales apart: of keys and values
     the keys alone, of a latent all.
     """
-    fields, start = layer.fields, 0
-    for place, field in enumerate(fields):
-        if field.is_scale:
+    start = 0
+    for field in layer.fields:
+        if field.is_scale or (layer.kind == "gqa" and field.name != "k"):
             continue
         width = _elements(field)
         if start <= window.start and window.stop <= start + width:
-            after = fields[place + 1 : place + 2]
-            scales = after[0] if after and after[0].is_scale else None
-            return field, scales, start
-        if layer.kind == "gqa":
-            return None
+            return field, start
         start += width
     return None
+
+
+def _area(layer: LayerSpec, field: Field) -> tuple[list[Field], list[Field]]:
+    """Return the quantised rows that a field stands among, and the scales behind them.
+
+    Scales are those of the rows before them, back to other scales. Rows of a byte an
+    element are the quantised ones, where there are any: the rotated part of a latent
+    stands unscaled between its fp8 part and the scales of that.
+    """
+    rows, scales = [], []
+    for each in layer.fields:
+        if each.is_scale:
+            scales.append(each)
+        elif scales and field in rows:
+            break
+        else:
+            rows, scales = [*([] if scales else rows), each], []
+    narrow = [row for row in rows if np_dtype(row.dtype).itemsize == 1]
+    return narrow or rows, scales
+
+
+def _scales_of(layer: LayerSpec, field: Field) -> Field | None:
+    rows, scales = _area(layer, field)
+    return scales[0] if scales and field in rows else None
+
+
+def _scales_obstacle(layer: LayerSpec, field: Field) -> str | None:
+    """Say why a field's scales are not its own; None where they are, or it has none."""
+    rows, scales = _area(layer, field)
+    if not scales or field not in rows:
+        return None
+    if len(rows) > 1 or len(scales) > 1:
+        return (
+            f"scales {_named(scales)} stand behind rows {_named(rows)}, and which "
+            f"serve {field.name!r} is not said"
+        )
+    if scales[0].rows != field.rows or _elements(field) % _elements(scales[0]):
+        return (
+            f"{scales[0].rows} x {_elements(scales[0])} scales serve no equal blocks "
+            f"of {field.rows} x {_elements(field)} dims"
+        )
+    return None
+
+
+def _named(fields: list[Field]) -> str:
+    return " and ".join(repr(field.name) for field in fields)
 
 
 def _elements(field: Field) -> int:

@@ -14,6 +14,7 @@ import concurrent.futures
 import functools
 import itertools
 
+import jax
 import numpy as np
 
 from kvmem import errors
@@ -21,8 +22,11 @@ from kvmem.canonical import record_offsets
 from kvmem.geometry import LifecycleGroup, np_dtype, quantise
 from kvmem.geometry import rerotate as turning
 from kvmem.geometry.rerotate import Turn
+from kvmem.transfer import checks
 
 __all__ = ["rerotate"]
+
+_FARTHEST = 1 << 31
 
 
 def rerotate(
@@ -41,10 +45,13 @@ def rerotate(
 
     Raises:
         IncompatiblePlan: every layer whose rows cannot be turned, each with its reason.
-        FormatMismatch: records that are not the group's, or as many distances as rows.
+        FormatMismatch: records that are not the group's, or distances that are not one
+            a row, or lead nowhere.
+        ConfigError: no thread.
         CorruptPage: quantised keys that are not finite.
     """
     _require(records, group, delta)
+    checks.threads_count(threads)
     moved, places = np.array(records), np.asarray(delta, np.int64)
     if places.any():
         cuts = [len(moved) * turn // threads for turn in range(threads + 1)]
@@ -122,6 +129,14 @@ def _require(records: np.ndarray, group: LifecycleGroup, delta) -> None:
                 "Compute these tokens again at their new place",
             )
         )
+    if not isinstance(records, np.ndarray | jax.Array):
+        raise errors.FormatMismatch(
+            errors.say(
+                f"records as a {type(records).__name__}",
+                "records are an array of bytes, a row a token",
+                "Give u8[n, record]",
+            )
+        )
     shape = records.shape
     if records.dtype != np.uint8 or len(shape) != 2 or shape[1] != group.record_nbytes:
         raise errors.FormatMismatch(
@@ -139,5 +154,14 @@ def _require(records: np.ndarray, group: LifecycleGroup, delta) -> None:
                 f"distances {given.dtype}{list(given.shape)}, {len(records)} records",
                 "a distance is an integer, one for all rows or one a row",
                 "Give new place minus stored place",
+            )
+        )
+    farthest = max(abs(int(given.min())), abs(int(given.max()))) if given.size else 0
+    if farthest >= _FARTHEST:
+        raise errors.FormatMismatch(
+            errors.say(
+                f"a distance of {farthest:,} tokens, from {given.dtype}",
+                "places are less than 2^31, and unsigned ones that are subtracted wrap",
+                "Subtract signed integers",
             )
         )

@@ -42,3 +42,21 @@ def test_halves_saturate_and_float32_stays():
     assert quantise.narrow(rows, "float16").tolist() == [65504, -65504, 3]
     assert quantise.narrow(rows, "float32") is rows
     assert np.isnan(quantise.narrow(np.array([np.nan], np.float32), E4M3)[0])
+
+
+@pytest.mark.case("QNT-04")
+@pytest.mark.case("QNT-07")
+@pytest.mark.parametrize("scale_dtype", ["float16", "bfloat16", E4M3, "float8_e5m2"])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-5, 1.0, 1e4, 1e9])
+def test_a_narrow_scale_makes_no_finite_number_nan(scale_dtype, size):
+    rows = np.random.default_rng(1).standard_normal((8, 32)).astype(np.float32) * size
+    values, scales = quantise.quantise(rows, E4M3, scale_dtype, 4)
+    wide = scales.astype(np.float32)
+    assert np.isfinite(wide).all() and (wide > 0).all()
+    assert np.isfinite(quantise.dequantise(values, scales)).all()
+
+
+def test_no_rows_are_no_values():
+    values, scales = quantise.quantise(np.zeros((0, 8), np.float32), E4M3, "float32", 2)
+    assert (values.shape, scales.shape) == ((0, 8), (0, 2))
+    assert quantise.dequantise(values, scales).shape == (0, 8)

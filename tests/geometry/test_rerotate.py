@@ -157,6 +157,7 @@ def test_windows_of_a_latent_and_of_heads():
     assert (turn.rope.offset, turn.rope.width) == (0, 64)
 
 
+FP8 = "float8_e4m3fn"
 INDEXER = kinds.indexer("a", 0, dim=128, rope=Rope(width=64))
 REFUSED = {
     "a window before the tail": (
@@ -185,7 +186,40 @@ REFUSED = {
         LayerSpec("a", 0, kind="mla", head_dim=16, rope=Rope(offset=4, width=12),
                   parts=(Part("x", 0, 8, "float32"), Part("y", 0, 8, "float32")),
                   scale=1.0), "lies in no one field"),
+    "values before keys": (
+        LayerSpec("a", 0, head_dim=64, rope=Rope(), parts=(
+            Part("v", 1, 64, "bfloat16"),)), "lies in no one field"),
+    "scales of keys and of values behind both": (
+        LayerSpec("a", 0, head_dim=64, rope=Rope(), parts=(
+            Part("k", 1, 64, FP8), Part("v", 1, 64, FP8),
+            Part("k_scale", 1, 2, "float32", is_scale=True),
+            Part("v_scale", 1, 2, "float32", is_scale=True))),
+        "scales 'k_scale' and 'v_scale' stand behind rows 'k' and 'v'"),
+    "one scale for all heads": (
+        LayerSpec("a", 0, kv_heads=2, head_dim=64, rope=Rope(), parts=(
+            Part("k", 2, 64, FP8), Part("s", 0, 1, "float32", is_scale=True),
+            Part("v", 2, 64, FP8))), "1 x 1 scales serve no equal blocks of 2 x 64"),
+    "scales of unequal blocks": (
+        LayerSpec("a", 0, head_dim=64, rope=Rope(), parts=(
+            Part("k", 1, 64, FP8), Part("s", 1, 3, "float32", is_scale=True),
+            Part("v", 1, 64, FP8))), "1 x 3 scales serve no equal blocks of 1 x 64"),
 }  # fmt: skip
+
+
+@pytest.mark.case("ROP-07")
+def test_scales_behind_a_rotated_part_are_those_of_the_quantised_rows():
+    """DeepSeek V4's 584 bytes: 448 of fp8, 64 rotated in bf16, then the scales."""
+    parts = (
+        Part("latent", 0, 448, FP8),
+        Part("rope", 0, 64, "bfloat16"),
+        Part("scale", 0, 8, "float8_e8m0fnu", is_scale=True),
+    )
+    tail = Rope(offset=448, width=64, style="interleaved")
+    layer = LayerSpec(
+        "a", 0, kind="mla", head_dim=512, rope=tail, parts=parts, scale=1.0
+    )
+    (turn,) = rerotate.turns(layer)
+    assert (turn.field.name, turn.scales, turn.rope.offset) == ("rope", None, 0)
 
 
 @pytest.mark.case("ROP-03")

@@ -214,9 +214,49 @@ def test_every_layer_that_cannot_be_turned_is_named(oracle):
         (np.zeros((2, 16), np.float32), 1, "a record of this group"),
         (np.zeros((2, 64), np.uint8), [1, 2, 3], "a distance is an integer"),
         (np.zeros((2, 64), np.uint8), 0.5, "a distance is an integer"),
+        ([[0] * 64] * 2, 1, "records are an array of bytes"),
+        (
+            np.zeros((2, 64), np.uint8),
+            np.array([3, 3], np.uint32) - np.array([1, 5], np.uint32),
+            "unsigned ones that are subtracted wrap",
+        ),
     ],
 )
 def test_what_is_no_record_or_distance_is_refused(records, delta, law):
     group = only(LayerSpec("a", 0, head_dim=8, rope=ROPE))
     with pytest.raises(errors.FormatMismatch, match=law):
         transfer.rerotate(records, group, delta)
+
+
+def test_no_thread_turns_nothing():
+    group = only(LayerSpec("a", 0, head_dim=8, rope=ROPE))
+    with pytest.raises(errors.ConfigError, match="threads = 0"):
+        transfer.rerotate(np.zeros((2, 64), np.uint8), group, 1, threads=0)
+
+
+def test_no_quantised_records_are_turned_to_none():
+    group = only(kinds.mxfp8(LayerSpec("a", 0, head_dim=32, rope=ROPE)))
+    none = np.zeros((0, group.record_nbytes), np.uint8)
+    assert transfer.rerotate(none, group, 5).shape == none.shape
+
+
+@pytest.mark.case("ROP-07")
+def test_a_rotated_part_before_scales_turns_and_they_stay(oracle):
+    parts = (
+        Part("latent", 0, 8, FP8),
+        Part("rope", 0, 4, "float32"),
+        Part("scale", 0, 4, "float8_e8m0fnu", is_scale=True),
+    )
+    tail = Rope(theta=100.0, offset=8, width=4)
+    spec = LayerSpec("a", 0, kind="mla", head_dim=12, rope=tail, parts=parts, scale=1.0)
+    group = only(spec)
+    rows = np.zeros((3, group.record_nbytes), np.uint8)
+    rows[...] = oracle.stream(rows.size).reshape(rows.shape)
+    keys = normal(3, 4)
+    rows[:, 8:24] = keys.view(np.uint8)
+    moved = transfer.rerotate(rows, group, 7)
+    turned = rerotate.by_delta(keys, Rope(theta=100.0), 7)
+    assert np.array_equal(moved[:, 8:24].copy().view(np.float32), turned)
+    assert np.array_equal(
+        np.delete(moved, np.s_[8:24], 1), np.delete(rows, np.s_[8:24], 1)
+    )
