@@ -202,8 +202,18 @@ class Config:
             model = self.model.load()
         if is_gated:
             require_passed(self.blend, model.model_id, self.model.cache_dtype())
-        groups = self.groups()
-        store = self.store.open(model, groups)
+        groups, of_draft = self.groups(), self.draft_groups()
+        draft = drafting.draft_of(
+            self.spec_plan(),
+            self.speculative,
+            self.draft,
+            model,
+            groups=of_draft,
+            solved=solved,
+            order=self.pool.order,
+        )
+        small = draft.model if of_draft else None
+        store = self.store.open(model, (*groups, *of_draft), small)
         try:
             engine = serve.Engine(
                 model,
@@ -218,15 +228,7 @@ class Config:
                 certified=self.pool.certified,
                 manager=self.manager(),
                 rebalance=self.pool.rebalance,
-                draft=drafting.draft_of(
-                    self.spec_plan(),
-                    self.speculative,
-                    self.draft,
-                    model,
-                    groups=self.draft_groups(),
-                    solved=solved,
-                    order=self.pool.order,
-                ),
+                draft=draft,
                 blend=self.blend,
             )
         except BaseException:
@@ -254,8 +256,9 @@ class Config:
             self.speculative,
             self.draft,
             self.spec,
-            self.store.root is not None or self.store.host_memory is not None,
+            self.draft_groups() if self.store.is_set else (),
         )
+        faults += self.store.unserved(self.groups(), self.draft_groups())
         if cached not in floats:
             law = f"attention reads pages of {', '.join(floats)}"
             cure = f"set model.kv_dtype to {floats[1]}"
@@ -285,7 +288,6 @@ class Config:
         if names == "full":
             return []
         faults = []
-        faults += self.store.unserved(self.groups())
         if self.pool.certified:
             law = "pages of one group of full attention are certified"
             asked = f"pool.certified for the groups {names}"

@@ -7,9 +7,12 @@ planned but not run is refused before a weight is read.
     draft = drafting.draft_of(plan, asked, model, ...)
 """
 
+from collections.abc import Sequence
+
 from kvmem import serve
 from kvmem.config.model import ModelConfig
 from kvmem.config.speculative import SpeculativeConfig
+from kvmem.geometry import LifecycleGroup
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.spec import ModelSpec
 from kvmem.speculative import SpecPlan
@@ -24,7 +27,7 @@ def unserved(
     asked: SpeculativeConfig,
     draft: ModelConfig | None,
     spec: object,
-    has_store: bool,
+    stored: Sequence[LifecycleGroup],
 ) -> list[tuple[str, str, str]]:
     """Return what is asked for that is planned and not run: asked, law, cure.
 
@@ -33,30 +36,25 @@ def unserved(
         asked: the table.
         draft: the draft model's table.
         spec: the target's facts.
-        has_store: whether records are to be kept beside the pool.
+        stored: the draft's groups, where records are kept beside the pool; else ().
     """
     faults = []
-    if plan.algorithm in _LAYERS:
-        faults += _unserved_layers(plan.algorithm, spec, has_store)
+    if plan.algorithm in _LAYERS and not isinstance(spec, ModelSpec):
+        what = f'speculative.algorithm = "{plan.algorithm}"'
+        law = "draft layers have the shape of a target whose layers are all alike"
+        faults.append((what, law, "draft with ngram"))
+    if any(group.lifecycle.kind != "full" for group in stored):
+        what = "a store beside a draft of " + ", ".join(g.name for g in stored)
+        law = (
+            "a text comes back with all that its draft keeps of it, and windows and "
+            "states of a draft have passed the places where it may end"
+        )
+        faults.append((what, law, "leave the store out, or draft with ngram"))
     if draft is not None and plan.algorithm is None:
         what = f"draft.source = {draft.source!r}"
         law = "a draft model proposes by an algorithm"
         cure = 'set speculative.algorithm to "two_engine", or leave [draft] out'
         faults.append((what, law, cure))
-    return faults
-
-
-def _unserved_layers(
-    algorithm: str, spec: object, has_store: bool
-) -> list[tuple[str, str, str]]:
-    """Return what draft layers of their own are not run with."""
-    faults, what = [], f'speculative.algorithm = "{algorithm}"'
-    if not isinstance(spec, ModelSpec):
-        law = "draft layers have the shape of a target whose layers are all alike"
-        faults.append((what, law, "draft with ngram"))
-    if has_store:
-        law = "what draft layers keep of a text has no part of a store"
-        faults.append((f"{what} and a store", law, "leave one"))
     return faults
 
 

@@ -4,11 +4,12 @@ StoreConfig(root="/var/kv").open(model, groups)     # None where nothing is set
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kvmem import canonical, errors, settings, store
 from kvmem.geometry import LifecycleGroup
+from kvmem.model import joint
 from kvmem.model.loaded import LoadedModel
 from kvmem.settings import Nbytes
 from kvmem.store import HostTier, PartedStore, RecordStore, TieredStore, bucket
@@ -65,15 +66,31 @@ class StoreConfig:
             region=self.region,
         )
 
-    def unserved(self, groups: Sequence[LifecycleGroup]) -> list[tuple[str, str, str]]:
-        """Return what is set and not kept for these groups: asked, law and cure."""
-        if self.root is None and self.host_memory is None:
+    @property
+    def is_set(self) -> bool:
+        """Say whether records are kept anywhere beside the pool."""
+        return self.root is not None or self.host_memory is not None
+
+    def unserved(
+        self,
+        groups: Sequence[LifecycleGroup],
+        of_draft: Sequence[LifecycleGroup] = (),
+    ) -> list[tuple[str, str, str]]:
+        """Return what is set and not kept for these groups: asked, law and cure.
+
+        Args:
+            groups: of the model.
+            of_draft: of its draft, where it keeps any.
+        """
+        if not self.is_set:
             return []
         if not any(group.lifecycle.kind == "full" for group in groups):
             names = ", ".join(group.name for group in groups)
             law = "a text is kept by the records of all its tokens"
             return [(f"a store for the groups {names}", law, "leave [store] out")]
         faults = []
+        if len(store.parts_of((*groups, *of_draft))) == 1:
+            return faults
         if self.host_memory is not None:
             law = "RAM in front of a root keeps one part, and several groups have more"
             faults.append(("store.host_memory", law, "leave store.host_memory out"))
@@ -87,28 +104,53 @@ class StoreConfig:
         return faults
 
     def open(
-        self, model: LoadedModel, groups: Sequence[LifecycleGroup]
+        self,
+        model: LoadedModel,
+        groups: Sequence[LifecycleGroup],
+        draft: LoadedModel | None = None,
     ) -> RecordStore | PartedStore | None:
         """Open the tiers that are set, None without any.
 
         Several groups have a store of parts. A writer leaves beside the segments what
         both ids stand for.
+
+        Args:
+            model: whose records are kept.
+            groups: of the model, then those of its draft.
+            draft: the draft's model, where it keeps any.
         """
-        if self.root is None and self.host_memory is None:
+        if not self.is_set:
             return None  # without digesting the model
-        group = groups[0]
-        facts = {
-            "model_id": model.model_id,
-            "format_id": canonical.format_id(groups),
-            "chunk_tokens": self.chunk_tokens,
-        }
-        if len(groups) > 1:
-            parts = store.parts_of(groups)
+        ids = joint.model_id(model, draft), canonical.format_id(groups)
+        said = joint.facts(model, draft), canonical.format_fields(groups)
+        if len(groups) == 1:
+            return self._open_tiers(*ids, groups[0].record_nbytes, said)
+        parts = store.parts_of(groups)
+        if len(parts) > 1:
             made = PartedStore.open(
-                self.root, parts=parts, read_only=self.read_only, **facts
+                self.root, *ids, parts, self.chunk_tokens, self.read_only
             )
-            return self._explained(made, model, groups)
-        facts["record_nbytes"] = group.record_nbytes
+            return _explained(made, said)
+        (base,) = parts
+        name = store.part_id(ids[1], base.name)
+        kept = self._open_tiers(ids[0], name, base.record_nbytes, said)
+        facts = dataclasses.replace(kept.facts, format_id=ids[1])
+        return PartedStore(facts, parts, {base.name: kept})
+
+    def _open_tiers(
+        self,
+        model_id: str,
+        format_id: str,
+        record_nbytes: int,
+        said: tuple[Mapping[str, object], Mapping[str, object]],
+    ) -> RecordStore:
+        """Open the tiers of one part, and explain a root's ids."""
+        facts = {
+            "model_id": model_id,
+            "format_id": format_id,
+            "chunk_tokens": self.chunk_tokens,
+            "record_nbytes": record_nbytes,
+        }
         host = None
         if self.host_memory is not None:
             host = HostTier(self.host_memory, memory=self.host_kind, **facts)
@@ -122,17 +164,18 @@ class StoreConfig:
             endpoint=self.endpoint,
             region=self.region,
         )
-        self._explained(kept, model, groups)
+        _explained(kept, said)
         return kept if host is None else TieredStore(host, kept)
 
-    def _explained[T](
-        self, kept: T, model: LoadedModel, groups: Sequence[LifecycleGroup]
-    ) -> T:
-        """Return a store that says beside its segments what both ids stand for."""
-        if kept.writable:
-            try:
-                store.explain(kept, model.facts, canonical.format_fields(groups))
-            except BaseException:
-                kept.close()
-                raise
-        return kept
+
+def _explained[T](
+    kept: T, said: tuple[Mapping[str, object], Mapping[str, object]]
+) -> T:
+    """Return a store that says beside its segments what both ids stand for."""
+    if kept.writable:
+        try:
+            store.explain(kept, *said)
+        except BaseException:
+            kept.close()
+            raise
+    return kept

@@ -10,7 +10,8 @@ store were not there; a state serves no text one token longer or shorter than it
     recall.keep(pool, sequence)                     # durable when it returns
 
 What a window has given back, and states that the text has passed, are kept as far as
-the prefix cache still has them.
+the prefix cache still has them. Groups behind those of the table are a draft's, in
+pages of its own (`travel`).
 """
 
 import time
@@ -26,6 +27,7 @@ from kvmem.serve.identity import PLAIN, Identity
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.recall import Fetched
 from kvmem.serve.request import Sequence
+from kvmem.serve.travel import Traveller
 from kvmem.store import (
     PageKey,
     Part,
@@ -54,27 +56,38 @@ class GroupRecall:
         self._page = table.page_size
         self._chunk = store.facts.chunk_tokens
         self._namespace = f"{store.facts.model_id}/{store.facts.format_id}"
+        self._num_shared = len(table.lives)
+        self._apart: Traveller | None = None
+
+    def travel_with(self, drafts: Traveller) -> None:
+        """Fetch and keep what a draft has in pages of its own, too."""
+        self._apart = drafts if drafts.apart else None
 
     def fetch(self, pool: pools.Pool, sequence: Sequence) -> tuple[pools.Pool, Fetched]:
         """Donates `pool`. Let a sequence go on from what the store has of its text.
 
-        At least one known token is left to compute. Where there is no room for what
+        At least one known token is left to compute; and where a draft has the last one
+        that is found computed again, that one too. Where there is no room for what
         windows read, or nothing that every part has, the sequence is as it was.
         """
         started = time.perf_counter()
         known, done = sequence.tokens[:-1], sequence.num_computed
-        first = done // self._chunk
+        again = self._table.shelf.back_off
         keys = self.keys(known, sequence.identity)
-        if len(keys) <= first:
+        if len(keys) * self._chunk <= done + again:
             return pool, Fetched(0, 0, 0, "shorter than a chunk")
+        of_draft = done if self._apart is None else self._apart.known(sequence)
+        if of_draft is None:
+            return pool, Fetched(0, 0, 0, "no room for what the draft keeps")
+        first = min(done, of_draft) // self._chunk
         asked = np.asarray(known[: len(keys) * self._chunk], np.int32)
         found = self.store.get(keys, asked, first=first, page_tokens=self._page)
         length, fetched = found.num_hit * self._chunk, Fetched(0, 0, 0, found.reason)
-        if length > done:
+        if length > done + again:
             if landing.prepare(self._table, sequence.held, length):
                 pool = self._land(self._table.apply(pool), sequence, found)
-                chunks = found.num_hit - first
-                fetched = Fetched(length - done, chunks, found.nbytes, found.reason)
+                count, chunks = length - again - done, found.num_hit - first
+                fetched = Fetched(count, chunks, found.nbytes, found.reason)
             else:
                 fetched = Fetched(0, 0, 0, "no room for what windows read")
         self.fetch_s += time.perf_counter() - started
@@ -86,7 +99,10 @@ class GroupRecall:
         Nothing is kept behind the last place where every part is at hand.
         """
         started = time.perf_counter()
-        whole = sequence.num_computed // self._chunk
+        length = sequence.num_computed
+        if self._apart is not None:
+            length = min(length, self._apart.caught_up(sequence))
+        whole = length // self._chunk
         tokens = np.asarray(sequence.tokens[: whole * self._chunk], np.int32)
         keys = self.keys(tokens, sequence.identity)
         held = {part.name: self.store.holds(part.name, keys) for part in self._parts}
@@ -96,7 +112,7 @@ class GroupRecall:
         for part in self._parts:
             wanted = {i for n in ends for i in part.needed(n, self._chunk)}
             missing = [i for i in sorted(wanted) if not held[part.name][i]]
-            rows[part.name] = self._rows(pool, part, missing, pages)
+            rows[part.name] = self._rows(pool, sequence, part, missing, pages)
         kept = self.store.put(keys[:length], tokens[: length * self._chunk], rows)
         self.keep_s += time.perf_counter() - started
         return kept
@@ -106,13 +122,13 @@ class GroupRecall:
     ) -> Rows:
         """Return rows of a part as this sequence's own pages have them."""
         held, pages = sequence.held, {}
-        for group in part.groups:
+        for group in self._shared(part):
             columns = zip(held.ordinals(group), held.columns[group], strict=True)
             pages[group] = dict(columns)
             if part.is_state:
                 (live,) = held.columns[group]
                 pages[group] = {(i + 1) * self._chunk: live for i in ordinals}
-        return self._rows(pool, part, ordinals, pages)
+        return self._rows(pool, sequence, part, ordinals, pages)
 
     def keys(
         self, tokens: list[int] | np.ndarray, identity: Identity = PLAIN
@@ -146,7 +162,18 @@ class GroupRecall:
                 # else: what this sequence computes on top of it is neither published
                 # nor kept.
                 sequence.is_mixed = True
+        if self._apart is not None:
+            self._land_apart(sequence, found)
         return pool
+
+    def _land_apart(self, sequence: Sequence, found: PartedResult) -> None:
+        """Write what was found of a draft's rows into the pages that it has."""
+        base, *_ = self._parts
+        for first, _, records in self._runs(base, found.rows[base.name]):
+            for group, share in self._split(base, records):
+                if group >= self._num_shared:
+                    self._apart.fill(sequence, group - self._num_shared, first, share)
+        self._apart.landed(sequence, found.num_hit * self._chunk)
 
     def _wanted(
         self, sequence: Sequence, part: Part, rows: Rows
@@ -170,8 +197,9 @@ class GroupRecall:
         """Donates `pool`. Write a run of tokens of one part, group by group."""
         held = sequence.held
         for group, share in self._split(part, records):
-            columns = zip(held.ordinals(group), held.columns[group], strict=True)
-            pool = self._records.fill(pool, group, dict(columns), first, share)
+            if group in self._shared(part):
+                columns = zip(held.ordinals(group), held.columns[group], strict=True)
+                pool = self._records.fill(pool, group, dict(columns), first, share)
         return pool
 
     def _is_whole(self, ordinals: Iterable[int], at_hand: np.ndarray) -> bool:
@@ -235,7 +263,12 @@ class GroupRecall:
         return all(page in pages[group] for group in part.groups for page in touched)
 
     def _rows(
-        self, pool: pools.Pool, part: Part, ordinals: ListLike[int], pages
+        self,
+        pool: pools.Pool,
+        sequence: Sequence,
+        part: Part,
+        ordinals: ListLike[int],
+        pages,
     ) -> Rows:
         """Return rows of a part out of pages, groups side by side."""
         out = np.empty((len(ordinals), part.row_nbytes(self._chunk)), np.uint8)
@@ -248,10 +281,18 @@ class GroupRecall:
             return Rows(tuple(ordinals), out)
         for first, end, block in self._runs(part, Rows(tuple(ordinals), out)):
             for group, records in self._split(part, block):
+                if group >= self._num_shared:
+                    number = group - self._num_shared
+                    records[...] = self._apart.export(sequence, number, first, end)
+                    continue
                 records[...] = self._records.tokens(
                     pool, group, pages[group], first, end
                 )
         return Rows(tuple(ordinals), out)
+
+    def _shared(self, part: Part) -> list[int]:
+        """Return the groups of a part that take pages of the engine's pool."""
+        return [group for group in part.groups if group < self._num_shared]
 
     def _runs(self, part: Part, rows: Rows) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield tokens [first, end) of chunks that follow one another, and records."""

@@ -6,15 +6,19 @@ do is refused before a pool is made, all of it at once.
 
     require(virtual, store, certified, config)
     records, recall = of(table, groups, topology, order, store)
+    join(recall, model, groups, proposer)
 """
 
 from kvmem import canonical, errors
 from kvmem.geometry import LifecycleGroup, Topology
+from kvmem.model.loaded import LoadedModel
+from kvmem.serve import travel
 from kvmem.serve.buckets import ServeConfig
 from kvmem.serve.group_recall import GroupRecall
 from kvmem.serve.group_records import GroupRecords
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.recall import Recall, Records
+from kvmem.serve.travel import Traveller
 from kvmem.store import PartedStore, RecordStore
 
 __all__ = ["of", "require"]
@@ -29,11 +33,34 @@ def of(
 ) -> tuple[Records | GroupRecords, Recall | GroupRecall | None]:
     """Return the records of an engine's pages, and who fetches and keeps them; None
     without a store."""
-    if _has_one_record(groups):
-        records = Records(canonical.plan(groups[0], topology, order), table.ledger)
-        return records, None if store is None else Recall(store, records)
-    records = GroupRecords(groups, topology, order, table.ledger)
-    return records, None if store is None else GroupRecall(store, records, table)
+    shares = GroupRecords(groups, topology, order, table.ledger)
+    recall = None
+    if isinstance(store, PartedStore):
+        recall = GroupRecall(store, shares, table)
+    if not _has_one_record(groups):
+        return shares, recall
+    records = Records(canonical.plan(groups[0], topology, order), table.ledger)
+    if store is not None and recall is None:
+        recall = Recall(store, records)
+    return records, recall
+
+
+def join(
+    recall: Recall | GroupRecall | None,
+    model: LoadedModel,
+    groups: tuple[LifecycleGroup, ...],
+    drafts: Traveller | None,
+) -> None:
+    """Let what a draft keeps travel with the target's records.
+
+    Raises:
+        IncompatiblePlan: a store in which they would not be together.
+    """
+    if recall is None:
+        return
+    travel.require(recall.store, model, groups, drafts)
+    if drafts is not None and isinstance(recall, GroupRecall):
+        recall.travel_with(drafts)
 
 
 def require(
@@ -50,11 +77,10 @@ def require(
     if certified:
         law = "certified pages are those of one group of full attention"
         broken.append((law, "leave pool.certified out"))
-    if store is not None and any(group.domain == "draft" for group in groups):
-        law = "what draft layers keep of a text has no part of a store"
-        broken.append((law, "leave the store out, or draft with another kind"))
-    elif store is not None and not isinstance(store, PartedStore):
-        law = "windows, index keys and states are kept in parts beside the tokens"
+    if store is not None and not isinstance(store, PartedStore):
+        law = (
+            "windows, index keys, states and drafts are kept in parts beside the tokens"
+        )
         broken.append((law, "open it with PartedStore.open(..., parts_of(groups))"))
     elif store is not None and store.writable and len(store.parts) > 1:
         broken += _laws_of_keeping(groups[0].page_size, store, config)

@@ -101,6 +101,8 @@ class Loop:
             ledger, drafts = self.table.ledger, draft is not None
             self.blender = Blender(blend, self.stepper, topology, order, ledger, drafts)
         self.verifier = None if draft is None else self._start(draft)
+        drafts = None if self.verifier is None else self.verifier.proposer
+        keeping.join(self.recall, model, groups, drafts)
         self._checked = checked
         self._counts = Counts()
         self._eos = frozenset(self.tokenizer.eos_ids)

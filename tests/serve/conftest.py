@@ -15,6 +15,7 @@ from kvmem import budget, geometry, settings
 from kvmem import pool as pools
 from kvmem.budget import members
 from kvmem.geometry import Topology
+from kvmem.model import cut, dflash, mtp
 from kvmem.model.hybrid import random_model
 from kvmem.model.hybrid.decoder import HybridDecoder
 from kvmem.model.loaded import LoadedModel
@@ -24,7 +25,11 @@ from kvmem.prefix import PrefixCache
 from kvmem.serve import engine as engines
 from kvmem.serve import loop as loops
 from kvmem.serve.buckets import ServeConfig
-from kvmem.serve.draft import TwoEngine
+from kvmem.serve.draft import FrozenKV, NGram, TwoEngine, two_engine, virtual
+from kvmem.serve.draft import mtp as mtp_draft
+from kvmem.serve.draft.dflash import DFlash
+from kvmem.serve.draft.dspark import DSpark
+from kvmem.serve.draft.mtp import MTP
 from kvmem.serve.draft.own_pages import paid_for
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.request import SamplingParams, Sequence
@@ -165,7 +170,8 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
         topology = Topology(tp, dcp, interleave)
         nbytes = geometry.envelope.build(group, topology, 0, order).nbytes
         limits = [budget.limit("memory", pages * nbytes)]
-        solved = budget.solve((group,), topology, limits, order=order, kind=kind)
+        joint = (group, *(draft.groups if draft is not None else ()))
+        solved = budget.solve(joint, topology, limits, order=order, kind=kind)
         config = {"max_batch": 4, "max_length": 128, "prefill_chunk": 16}
         config |= {"batches": (4,), "chunks": (16,), **serve}
         return engines.Engine(
@@ -333,5 +339,82 @@ def draft_of(tiny_model):
         page, *_ = members.members_of(groups, topology, "head_major", "unified")
         paid = paid_for(groups, pages * page.page_nbytes, topology, "head_major")
         return TwoEngine(model, groups, paid, **{"draft_tokens": 3, **facts})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def layers_of(tiny_model):
+    """Draft layers of the tiny model that nobody has trained, and their groups.
+
+    Their weights are large, so that what they propose depends on what they read.
+    """
+
+    @functools.cache
+    def make(kind, page_size=4, seed=3):
+        small = kind.draw(tiny_model(), 1, seed=seed)
+        own = small.spec.own_parameters()
+        params = {
+            name: small.params[name] * (1 if name.endswith("norm.weight") else 15)
+            for name in own
+        }
+        small = kind.with_params(tiny_model(), 1, params, f"of seed {seed}")
+        specs = small.spec.layer_specs("float32")
+        return small, geometry.group_layers(specs, page_size, domain="draft")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def first_layers(tiny_model):
+    """The first layer of the tiny model, which drafts for it."""
+    return functools.cache(lambda: cut.first_layers(tiny_model(), 1))
+
+
+@pytest.fixture(scope="session")
+def shared_drafts():
+    """Steps of drafts, compiled once for all tests."""
+    return {
+        (mtp_draft, "Stepper"): functools.cache(mtp_draft.Stepper),
+        (two_engine, "Stepper"): functools.cache(two_engine.Stepper),
+        (virtual, "VirtualStepper"): functools.cache(virtual.VirtualStepper),
+    }
+
+
+@pytest.fixture
+def drafted(made, draft_of, layers_of, first_layers, shared_drafts, monkeypatch):
+    """An engine of the tiny model with any draft, by its name; None: without one.
+
+    `small` is the draft model of "two_engine", `seed` that of draft layers.
+    """
+    for (module, name), shared in shared_drafts.items():
+        monkeypatch.setattr(module, name, shared)
+
+    def make(name, *, kind="full", draft_tokens=3, draft_pages=64, seed=3, **more):
+        page_size = more.get("page_size", 4)
+        topology = Topology(
+            more.get("tp", 1), more.get("dcp", 1), more.get("interleave", 1)
+        )
+        if name in ("mtp", "dspark"):
+            share = layers_of(mtp, page_size, seed)
+            draft = {"mtp": MTP, "dspark": DSpark}[name](*share, draft_tokens)
+        elif name == "dflash":
+            draft = DFlash(*layers_of(dflash, page_size, seed), draft_tokens)
+        elif name == "two_engine":
+            draft = draft_of(
+                more.pop("small", None) or first_layers(),
+                draft_pages,
+                page_size,
+                topology,
+                draft_tokens=draft_tokens,
+            )
+        else:
+            proposers = {
+                None: lambda: None,
+                "ngram": lambda: NGram(draft_tokens),
+                "frozen_kv": lambda: FrozenKV(1, draft_tokens),
+            }
+            draft = proposers[name]()
+        return made(kind, draft, **more)
 
     return make

@@ -1,5 +1,7 @@
 """The table [speculative] makes the draft that it plans."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -47,6 +49,22 @@ def config(**asked):
 @pytest.fixture(scope="module")
 def plain():
     return generated(config())[1]
+
+
+def tiny_facts(model):
+    """The tiny model's config.json, where it differs from Llama's."""
+    return {
+        "vocab_size": model.spec.vocab,
+        "max_position_embeddings": 512,
+        "hidden_size": model.spec.hidden,
+        "intermediate_size": model.spec.mlp,
+        "num_attention_heads": model.spec.heads,
+        "num_hidden_layers": model.spec.layers,
+        "num_key_value_heads": model.spec.kv_heads,
+        "head_dim": model.spec.head_dim,
+        "torch_dtype": "float32",
+        "tie_word_embeddings": True,
+    }
 
 
 def generated(made):
@@ -114,23 +132,11 @@ def test_draft_layers_are_drawn_or_read_as_the_table_says(
     model, path = tiny_model(), tmp_path / "layers.safetensors"
     kind = dflash if algorithm == "dflash" else mtp
     draft_layers.save(path, kind.draw(model, 1, seed=7), model)
-    facts = {
-        "vocab_size": model.spec.vocab,
-        "max_position_embeddings": 512,
-        "hidden_size": model.spec.hidden,
-        "intermediate_size": model.spec.mlp,
-        "num_attention_heads": model.spec.heads,
-        "num_hidden_layers": model.spec.layers,
-        "num_key_value_heads": model.spec.kv_heads,
-        "head_dim": model.spec.head_dim,
-        "torch_dtype": "float32",
-        "tie_word_embeddings": True,
-    }
     found = []
     for source in ({"seed": 7}, {"weights": str(path)}):
         asked = SpeculativeConfig(algorithm, draft_tokens=3, **source)
         made = Config(
-            model=ModelConfig(source=llama_config(**facts)),
+            model=ModelConfig(source=llama_config(**tiny_facts(model))),
             pool=PoolConfig(page_size=4, memory="400KB", checked=True, poison=True),
             serve=SERVE,
             speculative=asked,
@@ -148,12 +154,47 @@ def test_draft_layers_are_drawn_or_read_as_the_table_says(
     assert engine.stats().drafting.drafted > 0
 
 
-def test_draft_layers_and_a_store_are_refused(llama_config, tmp_path):
-    made = Config(
-        model=ModelConfig(source=llama_config()),
-        pool=PoolConfig(page_size=16, memory="1GB"),
+@pytest.mark.parametrize(
+    ("algorithm", "store"),
+    [
+        ("dspark", {}),
+        ("two_engine", {"host_memory": "1MB", "max_nbytes": "1MB"}),
+        pytest.param("mtp", {}, marks=pytest.mark.long),
+        pytest.param("dflash", {"host_memory": "1MB"}, marks=pytest.mark.long),
+    ],
+)
+def test_target_and_draft_are_stored_as_the_tables_say(
+    llama_config, tiny_model, tmp_path, algorithm, store
+):
+    """In one part of a store, behind RAM and under a budget where those are asked for;
+    other draft layers find nothing."""
+    found, prompt = [], list(range(40, 70))
+    for seed in (7, 7, 8):
+        asked = {"seed": seed}
+        if algorithm == "two_engine":
+            asked = {"layers": 1 if seed == 7 else 2}
+        made = Config(
+            model=ModelConfig(source=llama_config(**tiny_facts(tiny_model()))),
+            pool=PoolConfig(page_size=4, memory="400KB", checked=True, poison=True),
+            serve=SERVE,
+            store=StoreConfig(str(tmp_path / "root"), 4, **store),
+            speculative=SpeculativeConfig(algorithm, **asked),
+        )
+        with made.engine(tiny_model()) as engine:
+            greedy = SamplingParams(max_tokens=6, ignore_eos=True)
+            (output,) = engine.generate(prompt, greedy)
+        found.append((output.stored_tokens, output.output_ids))
+    (none, first), (stored, second), (other, third) = found
+    assert none == other == 0 and stored >= 27
+    assert first == second == third
+    ids = {path.name for path in (tmp_path / "root").iterdir() if path.is_dir()}
+    assert tiny_model().model_id not in ids  # the target's records alone are nowhere
+
+
+def test_a_store_beside_a_draft_with_a_window_is_refused(tmp_path):
+    made = dataclasses.replace(
+        config(algorithm="two_engine", layers=2, steps=3),
         store=StoreConfig(root=str(tmp_path / "store")),
-        speculative=SpeculativeConfig("dspark"),
     )
-    with pytest.raises(errors.IncompatiblePlan, match="no part of a store"):
+    with pytest.raises(errors.IncompatiblePlan, match="all that its draft keeps"):
         made.engine()

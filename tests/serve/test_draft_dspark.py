@@ -246,8 +246,6 @@ def test_pages_that_the_draft_cannot_follow_are_refused(sparked, stand_in, tiny_
     made = sparked()
     draft = DSpark(*layers_for(tiny_model()))
     (group,) = made.own_groups
-    with pytest.raises(errors.IncompatiblePlan, match="store fills"):
-        draft.start(stand_in(made, recall=object()))
     (wide,) = geometry.group_layers(group.layers, 8)
     with pytest.raises(errors.IncompatiblePlan, match="the size of the target's"):
         draft.start(stand_in(made, own_groups=(wide,)))

@@ -140,5 +140,5 @@ def test_layers_for_another_model_are_refused(tiny_model, hybrid_model, layered)
 
 def test_a_store_that_would_keep_the_target_alone_is_refused(layered):
     """Saved without the draft's part, a text would come back without it too."""
-    with pytest.raises(errors.IncompatiblePlan, match="has no part of a store"):
+    with pytest.raises(errors.IncompatiblePlan, match="kept in parts beside"):
         layered(store=object())

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from kvmem import errors, geometry, store
-from kvmem.canonical import format_id
+from kvmem import errors
 from kvmem.model import cut
 from kvmem.serve import Identity, SamplingParams
 
@@ -185,36 +184,6 @@ def test_a_sampled_draft_that_is_the_target_is_always_right(
         assert all(each.logprob > -20 for each in completion.logprobs)
     with pytest.raises(errors.ConfigError, match="coupled or rejection"):
         draft_of(acceptance="greedy")
-
-
-def test_a_text_from_the_store_is_drafted_for_as_one_that_never_left(
-    made, tiny_model, draft_of, tmp_path
-):
-    """The draft reads what the target found: nothing of it is stored apart.
-
-    In sglang #31600 a restored target met a draft that knew nothing of the text, and
-    accepted half as much.
-    """
-    model = tiny_model()
-    groups = geometry.group_layers(model.spec.layer_specs("float32"), 4)
-    first = cut.first_layers(model, 1)
-    prompt, found = text(39, 40), []
-    for _ in range(2):
-        with store.PageStore.open(
-            tmp_path / "root",
-            model.model_id,
-            format_id(groups),
-            record_nbytes=groups[0].record_nbytes,
-            chunk_tokens=8,
-        ) as kept:
-            drafted = made("full", draft_of(first), store=kept)
-            (output,) = drafted.generate(prompt, greedy(20))
-            stats = drafted.stats().drafting
-            found.append((output.stored_tokens, output.output_ids, stats))
-    (none, ids, before), (stored, same, after) = found
-    assert (none, stored) == (0, 32)
-    assert (ids, before) == (same, after)
-    assert after.accepted > 0
 
 
 @pytest.mark.own_steps

@@ -26,7 +26,7 @@ from kvmem.serve.buckets import Bucket
 from kvmem.serve.draft import chain
 from kvmem.serve.draft.mtp import from_the_left, require_rows
 from kvmem.serve.draft.protocol import Forgetful, Proposal, Target
-from kvmem.serve.draft.virtual import VirtualPages, require_pages
+from kvmem.serve.draft.virtual import OnVirtualIds, VirtualPages, require_pages
 from kvmem.serve.request import Sequence
 from kvmem.serve.work import Feed
 
@@ -55,21 +55,22 @@ class DFlash:
         """Make the draft's pool, and put the layers where the target's weights are.
 
         Raises:
-            IncompatiblePlan: layers of another shape than the target's, other pages, a
-                target without full attention, or one whose pages come from a store.
+            IncompatiblePlan: layers of another shape than the target's, other pages, or
+                a target without full attention.
         """
         require_rows(self.model, target)
         require_pages(self.draft_groups, target)
         return DFlashProposer(self, target)
 
 
-class DFlashProposer(Forgetful):
+class DFlashProposer(OnVirtualIds, Forgetful):
     """A block draft behind one engine's model, on the virtual ids of its pages."""
 
     wants_features = True
 
     def __init__(self, facts: DFlash, target: Target):
         self.num_drafted = facts.draft_tokens
+        self.whose = facts.model
         self._hidden = facts.model.spec.hidden
         self._target = target
         self._virtual = VirtualPages(facts.model, facts.draft_groups, target)

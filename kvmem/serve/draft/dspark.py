@@ -19,7 +19,12 @@ from kvmem.model.loaded import LoadedModel
 from kvmem.serve.buckets import Bucket
 from kvmem.serve.draft.mtp import MTPProposer, require_rows
 from kvmem.serve.draft.protocol import Target
-from kvmem.serve.draft.virtual import VirtualPages, VirtualStepper, require_pages
+from kvmem.serve.draft.virtual import (
+    OnVirtualIds,
+    VirtualPages,
+    VirtualStepper,
+    require_pages,
+)
 from kvmem.serve.work import Feed
 
 __all__ = ["DSpark"]
@@ -47,15 +52,15 @@ class DSpark:
         """Make the draft's pool, and put the layers where the target's weights are.
 
         Raises:
-            IncompatiblePlan: layers of another shape than the target's, other pages, a
-                target without full attention, or one whose pages come from a store.
+            IncompatiblePlan: layers of another shape than the target's, other pages, or
+                a target without full attention.
         """
         require_rows(self.model, target)
         require_pages(self.draft_groups, target)
         return DSparkProposer(self, target)
 
 
-class DSparkProposer(MTPProposer):
+class DSparkProposer(OnVirtualIds, MTPProposer):
     """Draft layers behind one engine's model, on the virtual ids of its pages."""
 
     def __init__(self, facts: DSpark, target: Target):

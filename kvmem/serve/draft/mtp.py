@@ -73,6 +73,7 @@ class MTPProposer(Forgetful):
 
     def __init__(self, facts: MTP, target: Target):
         self.num_drafted = facts.draft_tokens
+        self.whose = facts.model
         self._target = target
         self._stepper = self._stepper_of(facts, target)
         self._zeros = jnp.zeros(facts.model.spec.hidden, jnp.float32)

@@ -15,6 +15,7 @@ published.
 from collections.abc import Sequence as ListLike
 
 import jax
+import numpy as np
 
 from kvmem import errors, prefix
 from kvmem import pool as pools
@@ -22,6 +23,7 @@ from kvmem.budget import PoolPages, members
 from kvmem.geometry import LifecycleGroup, Spread, Topology
 from kvmem.serve.buckets import ServeConfig
 from kvmem.serve.draft import room
+from kvmem.serve.group_records import GroupRecords
 from kvmem.serve.holding import Holding
 from kvmem.serve.page_table import PageTable
 from kvmem.serve.request import Sequence
@@ -50,6 +52,7 @@ class OwnPages:
         config: batching, the target's.
         poison: fill fresh pages with NaN bytes.
         sharding: where the pages live.
+        order: page order, the target's.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class OwnPages:
         config: ServeConfig,
         poison: bool,
         sharding: jax.sharding.NamedSharding | None,
+        order: str = "head_major",
     ):
         self.pool = pools.init(
             paid.pages,
@@ -76,6 +80,7 @@ class OwnPages:
             self.page_tokens, prefix.policy.NAMED[config.eviction]()
         )
         self.table = PageTable(ledger, cache, [group.lifecycle for group in groups])
+        self._records = GroupRecords(groups, topology, order, ledger)
         self._config = config
         self._mine: dict[Sequence, Mine] = {}
 
@@ -97,6 +102,11 @@ class OwnPages:
             return not may_wait
         self._mine[sequence] = Mine(held, list(tokens[: hit.num_tokens]))
         return True
+
+    def num_fed(self, sequence: Sequence) -> int | None:
+        """Return how many tokens of a sequence were fed; None: it has no pages."""
+        mine = self._mine.get(sequence)
+        return None if mine is None else len(mine.fed)
 
     def settled(self, sequence: Sequence) -> Mine | None:
         """Forget what was fed of tokens that do not stand; None: nothing is kept."""
@@ -137,6 +147,34 @@ class OwnPages:
         self.publish(sequence)
         self.table.give_back(mine.held)
         del self._mine[sequence]
+
+    def export(
+        self, sequence: Sequence, group: int, first: int, end: int
+    ) -> np.ndarray:
+        """Return u8[end - first, record] of tokens that were fed."""
+        self.pool = self.table.apply(self.pool)
+        vpages = self._columns(sequence, group)
+        return self._records.tokens(self.pool, group, vpages, first, end)
+
+    def fill(
+        self, sequence: Sequence, group: int, first: int, records: np.ndarray
+    ) -> None:
+        """Write records of tokens behind those that were fed, into pages held."""
+        known = max(first, len(self._mine[sequence].fed))
+        rows = np.ascontiguousarray(records[known - first :])
+        if len(rows):
+            self.pool = self.table.apply(self.pool)
+            vpages = self._columns(sequence, group)
+            self.pool = self._records.fill(self.pool, group, vpages, known, rows)
+
+    def landed(self, sequence: Sequence, length: int) -> None:
+        """Count tokens whose records were written as fed."""
+        mine = self._mine[sequence]
+        self.passed(mine, sequence.tokens[len(mine.fed) : length])
+
+    def _columns(self, sequence: Sequence, group: int) -> dict[int, int]:
+        held = self._mine[sequence].held
+        return dict(zip(held.ordinals(group), held.columns[group], strict=True))
 
     def objections(self) -> tuple[str, ...]:
         """Return the laws of the draft's pool and books that do not hold."""

@@ -31,6 +31,7 @@ from kvmem.serve.page_table import PageTable
 from kvmem.serve.recall import Recall
 from kvmem.serve.request import Sequence
 from kvmem.serve.step import Stepper
+from kvmem.serve.travel import Traveller
 from kvmem.serve.work import Feed
 
 __all__ = ["Draft", "Forgetful", "Proposal", "Proposer", "Target"]
@@ -75,13 +76,14 @@ class Target(Protocol):
     poison: bool
 
 
-class Proposer(Protocol):
+class Proposer(Traveller, Protocol):
     """Who drafts for one engine.
 
     `num_drafted` is the most that it proposes for a sequence; `wants_features` asks for
     hidden rows of every token that the target reads; `needs_room` says that it writes
     into the target's pages, in the slots of the tokens that it will propose. It
     proposes `width` chains of equal length, one behind the other; 1: a linear chain.
+    What it keeps goes to a store and comes back as `travel` says.
     """
 
     num_drafted: int
@@ -155,6 +157,8 @@ class Forgetful:
     wants_features = False
     needs_room = False
     width = 1
+    whose: LoadedModel | None = None
+    apart: tuple[LifecycleGroup, ...] = ()
 
     def begin(self, sequence: Sequence, may_wait: bool) -> bool:
         """Let it run: it needs no room."""

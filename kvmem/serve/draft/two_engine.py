@@ -4,6 +4,7 @@ It reads what it has not seen of a sequence (a prompt in chunks, else the one or
 tokens since its last proposal) and draws its likeliest tokens one after the other. The
 law: a sequence begins in both pools or in none, and where the draft's has no room for
 more of it, or the draft knows no longer texts, the target goes on without proposals.
+Beside a store a text is kept, and found, as far as both have it.
 
     draft = cut.first_layers(model, 10)
     TwoEngine(draft, groups, paid, draft_tokens=3).start(engine)
@@ -87,6 +88,8 @@ class TwoEngineProposer(Forgetful):
 
     def __init__(self, facts: TwoEngine, target: Target):
         self.num_drafted = facts.draft_tokens
+        self.whose = facts.model
+        self.apart = _kept_whole(facts.draft_groups)
         self._stepper = Stepper(
             facts.model,
             facts.draft_groups,
@@ -101,6 +104,7 @@ class TwoEngineProposer(Forgetful):
             target.config,
             target.poison,
             self._stepper.page_sharding,
+            target.order,
         )
         self._buckets = declare(target.config, self.pages.page_tokens)
         self._chunk = target.config.prefill_chunk
@@ -141,6 +145,35 @@ class TwoEngineProposer(Forgetful):
         """Give the draft's pages of a sequence back."""
         self.pages.forget(sequence)
 
+    def known(self, sequence: Sequence) -> int | None:
+        """Return how many tokens of a sequence the draft has read; None: it has no
+        pages."""
+        return self.pages.num_fed(sequence)
+
+    def caught_up(self, sequence: Sequence) -> int:
+        """Read what the target has computed of a sequence, as far as there is room."""
+        mine = self.pages.settled(sequence)
+        if mine is None:
+            return 0
+        self._read(sequence, mine, min(sequence.num_computed, self._longest))
+        return len(mine.fed)
+
+    def export(
+        self, sequence: Sequence, group: int, first: int, end: int
+    ) -> np.ndarray:
+        """Return u8[end - first, record] of tokens that the draft has read."""
+        return self.pages.export(sequence, group, first, end)
+
+    def fill(
+        self, sequence: Sequence, group: int, first: int, records: np.ndarray
+    ) -> None:
+        """Write the records of tokens that the draft has not read."""
+        self.pages.fill(sequence, group, first, records)
+
+    def landed(self, sequence: Sequence, length: int) -> None:
+        """Count the first `length` tokens as read."""
+        self.pages.landed(sequence, length)
+
     @property
     def num_traces(self) -> dict[Bucket, int]:
         """How often a step of the draft was traced, a bucket."""
@@ -179,10 +212,16 @@ class TwoEngineProposer(Forgetful):
         return (None, 0) if room is None else (mine, room + 1)
 
     def _catch_up(self, sequence: Sequence, mine: Mine) -> bool:
-        """Read in chunks until a token or two are left; say whether there was room."""
+        """Read until a token or two are left; say whether there was room."""
+        length = len(sequence.tokens)
+        is_near = length - len(mine.fed) <= _LAG
+        return is_near or self._read(sequence, mine, length - 1)
+
+    def _read(self, sequence: Sequence, mine: Mine, end: int) -> bool:
+        """Read the first `end` tokens in chunks; say whether there was room."""
         tokens = sequence.tokens
-        while (left := len(tokens) - len(mine.fed)) > _LAG:
-            start, count = len(mine.fed), min(left - 1, self._chunk)
+        while (left := end - len(mine.fed)) > 0:
+            start, count = len(mine.fed), min(left, self._chunk)
             if self.pages.extend(mine, start + count) is None:
                 return False
             feed = Feed(tuple(tokens[start : start + count]), start, mine.held)
@@ -236,6 +275,13 @@ class TwoEngineProposer(Forgetful):
                 ),
                 stacklevel=2,
             )
+
+
+def _kept_whole(groups: ListLike[LifecycleGroup]) -> tuple[LifecycleGroup, ...]:
+    """Return the groups whose rows a store may keep, all or none: those of a draft that
+    keeps every token."""
+    kinds = {group.lifecycle.kind for group in groups}
+    return tuple(groups) if kinds == {"full"} else ()
 
 
 def _require_match(facts: TwoEngine, target: Target) -> None:

@@ -17,9 +17,10 @@ from collections.abc import Sequence as ListLike
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from kvmem import errors
+from kvmem import canonical, errors, transfer
 from kvmem import pool as pools
 from kvmem.geometry import LifecycleGroup, Term, Topology, followers
 from kvmem.model import parallel
@@ -29,10 +30,11 @@ from kvmem.pool.table import GroupTable
 from kvmem.serve.buckets import Bucket
 from kvmem.serve.draft.protocol import Target
 from kvmem.serve.holding import Holding
+from kvmem.serve.request import Sequence
 from kvmem.serve.step import Batch, Stepper
 from kvmem.serve.work import Feed
 
-__all__ = ["VirtualPages", "VirtualStepper", "require_pages"]
+__all__ = ["OnVirtualIds", "VirtualPages", "VirtualStepper", "require_pages"]
 
 
 class VirtualPages:
@@ -61,6 +63,8 @@ class VirtualPages:
             target.pool.groups[self._leader].num_vpages,
         )
         self.pages = self.stepper.empty_pages(target.poison)
+        (self.group,) = draft_groups
+        self._plan = canonical.plan(self.group, target.topology, target.order)
         self.terms: tuple[Term, ...] = tuple(
             followers.terms(draft_groups, target.topology, target.order)
         )
@@ -85,11 +89,38 @@ class VirtualPages:
         batch = self.stepper.pack(mine, bucket)
         tokens = batch.tokens if tokens is None else tokens
         batch = dataclasses.replace(batch, tokens=tokens, hidden=hidden)
+        self._play_copies()
+        self.pages, *answers = self.stepper(self.pages, batch)
+        return answers
+
+    def export(self, sequence: Sequence, first: int, end: int) -> np.ndarray:
+        """Return u8[end - first, record] of tokens that the target has computed."""
+        self._play_copies()
+        return transfer.export_records(
+            self.pages, self._ids(sequence), self._plan, end - first, first
+        )
+
+    def fill(self, sequence: Sequence, first: int, records: np.ndarray) -> None:
+        """Write the records of tokens behind those that the target has computed."""
+        known = max(first, sequence.num_computed)
+        rows = np.ascontiguousarray(records[known - first :])
+        if len(rows):
+            self._play_copies()
+            ids = self._ids(sequence)
+            self.pages = transfer.import_records(
+                self.pages, ids, rows, self._plan, first_token=known
+            )
+
+    def _ids(self, sequence: Sequence) -> np.ndarray:
+        """Return the draft's pages behind a sequence's, by their place in its text."""
+        vpages = np.asarray(sequence.held.columns[self._leader], np.int32)
+        return np.asarray(self.stepper.physical(vpages[None]))[0]
+
+    def _play_copies(self) -> None:
+        """Copy the rows of pages that the target has copied."""
         copies, self._copies = self._copies, []
         for source, copy in copies:
             self.pages = self.stepper.copy(self.pages, source, copy)
-        self.pages, *answers = self.stepper(self.pages, batch)
-        return answers
 
     def _followed(self, held: Holding) -> Holding:
         """Return the pages of the target's full attention alone."""
@@ -101,6 +132,43 @@ class VirtualPages:
         """Owe the draft's rows of a page that the target has copied."""
         if group == self._leader:
             self._copies.append((source, copy))
+
+
+class OnVirtualIds:
+    """A proposer whose rows stand behind virtual ids: how they travel.
+
+    `_virtual` are its pages. Its rows are at hand of all that the target has computed.
+    """
+
+    _virtual: VirtualPages
+
+    @property
+    def apart(self) -> tuple[LifecycleGroup, ...]:
+        """The group whose rows are in pages of the draft's own."""
+        return (self._virtual.group,)
+
+    def known(self, sequence: Sequence) -> int:
+        """Return how many tokens the target has computed: the draft follows."""
+        return sequence.num_computed
+
+    def caught_up(self, sequence: Sequence) -> int:
+        """Return how many tokens the target has computed; nothing is left to read."""
+        return sequence.num_computed
+
+    def export(
+        self, sequence: Sequence, group: int, first: int, end: int
+    ) -> np.ndarray:
+        """Return u8[end - first, record] of tokens that the target has computed."""
+        return self._virtual.export(sequence, first, end)
+
+    def fill(
+        self, sequence: Sequence, group: int, first: int, records: np.ndarray
+    ) -> None:
+        """Write the records of tokens that the target has not computed."""
+        self._virtual.fill(sequence, first, records)
+
+    def landed(self, sequence: Sequence, length: int) -> None:
+        """Look away: the rows are where the target's pages are."""
 
 
 class VirtualStepper(Stepper):
@@ -177,8 +245,7 @@ def require_pages(draft_groups: ListLike[LifecycleGroup], target: Target) -> Non
 
     Raises:
         IncompatiblePlan: pages of another size, a draft of other groups than one of
-            full attention, a target without full attention, or one whose pages come
-            from a store.
+            full attention, or a target without full attention.
     """
     sizes = {group.page_size for group in (*target.own_groups, *draft_groups)}
     kinds = [group.lifecycle.kind for group in draft_groups]
@@ -186,7 +253,6 @@ def require_pages(draft_groups: ListLike[LifecycleGroup], target: Target) -> Non
         "the draft's pages have the size of the target's": len(sizes) == 1,
         "the draft's layers are one group of full attention": kinds == ["full"],
         "ids are followed of pages that keep every token": _leader(target) >= 0,
-        "pages that a store fills come without the draft's rows": target.recall is None,
     }
     broken = [law for law, holds in laws.items() if not holds]
     if broken:
@@ -194,8 +260,8 @@ def require_pages(draft_groups: ListLike[LifecycleGroup], target: Target) -> Non
             errors.say(
                 "a draft on virtual ids",
                 "; ".join(broken),
-                "Make the groups of the draft with the target's page size, and leave "
-                "the store out",
+                "Make the draft's groups with the target's page size, for a target of "
+                "full attention",
             )
         )
 
