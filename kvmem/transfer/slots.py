@@ -77,13 +77,14 @@ def put_slots(
 
     Raises:
         InvalidId: a slot behind the pool's last, or one that is named twice: two rows
-            would race for it.
+            would race for it; or a prefix that is no count of rows.
         FormatMismatch: records or pages that are not the plan's.
         IncompatiblePlan: pages that the host cannot reach.
     """
     pages = tuple(pages) if isinstance(pages, list) else pages
     at = _checked(pages, slots, plan)
     checks.records_fit(records, plan, len(at), "records")
+    _require_count(skip_prefix)
     at[:skip_prefix] = -1
     named = at[at >= 0]
     if len(np.unique(named)) != len(named):
@@ -120,17 +121,28 @@ def _checked(pages: Pages, slots: Slots, plan: CopyPlan) -> np.ndarray:
                 "Give page * page_tokens + place in the page",
             )
         )
-    at = given.astype(np.int64).reshape(-1)
     held = num_pages(pages, plan) * plan.page_tokens
-    if at.size and at.max() >= held:
+    if given.size and given.max() >= held:  # before a cast, which would wrap
         raise errors.InvalidId(
             errors.say(
-                f"slot {at.max()}",
+                f"slot {given.max()}",
                 f"the pool has slots 0 to {held - 1}, and negative ones are skipped",
                 "Give slots of pages that are held",
             )
         )
-    return at
+    return given.astype(np.int64).reshape(-1)
+
+
+def _require_count(skip_prefix: int) -> None:
+    whole = isinstance(skip_prefix, int | np.integer)
+    if not whole or isinstance(skip_prefix, bool) or skip_prefix < 0:
+        raise errors.InvalidId(
+            errors.say(
+                f"skip_prefix = {skip_prefix!r}",
+                "the first rows are skipped, so many of them",
+                "Give a whole number from 0 on",
+            )
+        )
 
 
 def _move(

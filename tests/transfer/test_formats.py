@@ -224,6 +224,57 @@ def test_a_nesting_that_is_not_the_formats_is_refused():
         formats.declare(formats.find(2), group, arrays)
 
 
+WRONG_NESTS = {
+    "one array of all layers": (2, lambda a: np.stack(a)),
+    "the facts of one": (2, lambda a: a[0]),
+    "a flat list of keys and values": (9, lambda a: [*a[0], *a[1]]),
+    "keys of one layer and values of three": (9, lambda a: [a[0][:1], a[0][1:] + a[1]]),
+    "keys and values in one array": (16, lambda a: [np.stack(pair) for pair in a]),
+    "a layer of one and one of three": (16, lambda a: [a[0][:1], a[0][1:] + a[1]]),
+    "three layers": (16, lambda a: [*a, a[0]]),
+}
+
+
+@pytest.mark.case("LAY-04")
+@pytest.mark.parametrize("what", WRONG_NESTS)
+def test_as_many_arrays_nested_otherwise_are_not_taken_for_the_formats(what):
+    key, wrong = WRONG_NESTS[what]
+    form, group, arrays = laid_out(key)
+    formats.declare(form, group, arrays)
+    with pytest.raises(errors.FormatMismatch, match="a format says how its arrays"):
+        formats.declare(form, group, wrong(arrays))
+
+
+@pytest.mark.parametrize("key", [2, 3, 7, 9, 12, 13, 14, 17])
+def test_pages_of_any_format_that_are_padded_are_declared_by_its_name(key):
+    latents = {3: rows_of(24), 14: rows_of(8, scales=1), 17: rows_of(24, 8)}
+    group, form = latents.get(key, keys_and_values()), formats.find(key)
+    arrays, rng = blank(form, group), np.random.default_rng(key)
+    for each in formats.flat(form, group, arrays):
+        raw = each.view(np.uint8)
+        raw[...] = rng.integers(0, 256, raw.shape)
+    want = gathered(form, group, arrays)
+    tight = {a.nbytes // NB for a in formats.flat(form, group, arrays)}
+    step = max(tight) + 48
+
+    def padded(each):
+        if isinstance(each, list | tuple):
+            return type(each)(map(padded, each))
+        found = np.full((NB, step), 0xEE, np.uint8)
+        found[:, : each.nbytes // NB] = each.reshape(NB, -1).view(np.uint8)
+        return found
+
+    pools = padded(arrays)
+    declared = formats.declare(form, group, pools, step)
+    plan = canonical.plan(group, Topology(), declared.order)
+    pages = transfer.as_bytes(formats.flat(form, group, pools), plan)
+    found = transfer.export_records(pages, [2, 0, 1], plan, NB * BS)
+    assert np.array_equal(found, want)
+    filled = transfer.import_records(pages, [2, 0, 1], np.flip(found), plan)
+    kept = filled if isinstance(filled, tuple) else (filled,)
+    assert all((np.asarray(a)[0, :, max(tight) :] == 0xEE).all() for a in kept)
+
+
 def test_tight_pages_of_others_become_aligned_pages_of_our_own():
     form, group, arrays = laid_out(7)
     records = gathered(form, group, arrays)

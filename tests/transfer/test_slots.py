@@ -259,3 +259,21 @@ def test_slots_of_any_pool_are_those_of_its_sequences(oracle, topology, order):
     found = transfer.export_records(pages, [0, 1, 2], plan, count, verify_replicas=True)
     assert np.array_equal(found[slots], records)
     assert np.array_equal(transfer.take_slots(pages, slots[:9], plan), records[:9])
+
+
+@pytest.mark.parametrize("skip", [-2, 1.5, True, None])
+def test_a_prefix_that_is_no_count_writes_nothing(skip):
+    pool = Pool(8, 4, 4, 3)
+    before = pool.raw.copy()
+    with pytest.raises(errors.InvalidId, match="skip_prefix = "):
+        pool.put([0, 1, 2, 3], rows(4, 12), skip_prefix=skip)
+    assert np.array_equal(pool.raw, before)
+
+
+def test_a_slot_too_large_for_a_signed_integer_is_no_skipped_one():
+    pool = Pool(8, 4, 4, 3)
+    far = np.array([2**63 + 5, 1], np.uint64)
+    with pytest.raises(errors.InvalidId, match="slot 9223372036854775813"):
+        pool.put(far, rows(2, 12))
+    with pytest.raises(errors.InvalidId, match="the pool has slots 0 to 11"):
+        pool.take(far)

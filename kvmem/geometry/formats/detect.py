@@ -72,12 +72,12 @@ def detect(
                 f"Use one of {', '.join(RULES)}",
             )
         )
+    _require_arrays(arrays)
     if rules == "lmcache":
         return _structural(arrays, _hint(declared) if declared else "NHD")
-    every = readings.listed(arrays)
-    _require_alike(every)
     if isinstance(declared, int) or declared in {row.name for row in FORMATS}:
         return _as_declared(arrays, find(declared))
+    _require_alike(readings.listed(arrays))
     if declared is not None:
         return _hinted(arrays, _hint(declared))
     if _is_index_pages(arrays):
@@ -112,9 +112,23 @@ def _hint(declared: object) -> str:
     return str(declared)
 
 
+def _require_arrays(arrays: object) -> None:
+    """Refuse what is no array with axes, and lists that no format nests."""
+    for each in readings.leaves(arrays):
+        if not getattr(each, "shape", ()) or not hasattr(each, "dtype"):
+            raise errors.FormatMismatch(
+                errors.say(
+                    f"{type(each).__name__} among arrays",
+                    "what has a shape of one axis or more, and a dtype, can be read; "
+                    "lists nest twice at most",
+                    "Give an array, a list of arrays, or a list of tuples of them",
+                )
+            )
+
+
 def _require_alike(every: Sequence[ArrayLike]) -> None:
     """Refuse a list whose arrays are not all of one shape and dtype."""
-    if not every:
+    if not readings.leaves(every):
         raise errors.FormatMismatch(
             errors.say("no arrays", "there is nothing to look at", "Give the arrays")
         )
@@ -144,6 +158,9 @@ def _is_index_pages(arrays: object) -> bool:
 
 def _as_declared(arrays: object, form: Format) -> Detected:
     """Return a declared row, or refuse arrays that cannot be it."""
+    of_fields = form.is_kv_list and readings.is_nested(arrays)
+    for each in arrays if of_fields else [readings.listed(arrays)]:
+        _require_alike(each)
     fault = readings.misfit(form, arrays)
     if fault is not None:
         raise errors.FormatMismatch(

@@ -48,7 +48,8 @@ def declare(
     Args:
         arrays: nested as the format lists them.
         topology: of several ranks: each array then stacks theirs on a first axis.
-        page_nbytes: bytes from page to page, where they are padded; see
+        page_nbytes: bytes from page to page, where they are padded; arrays are then
+            [pages, elements of a padded page], whatever axes a page has. See
             `geometry.declare`.
 
     Raises:
@@ -59,12 +60,21 @@ def declare(
         for layer in group.layers:
             Blocked.of(layer, group.page_size)  # refuses what some backend cannot copy
     topology = topology or Topology()
-    line = form.line
+    line = form.line if page_nbytes is None else _flat_pages(form)
     if topology.ranks > 1:
         *before, inside = line.split("|")
         line = "|".join([*before, f" rank {inside.strip()}"])
     listed = flat(form, group, arrays)
     return declaring.declare(group, topology, line, listed, page_nbytes)
+
+
+def _flat_pages(form: Format) -> str:
+    """Return a format's line with the axes of a page in one, where pages are padded."""
+    *before, inside = form.line.split("|")
+    if form.axes.page_at or form.is_folded:
+        return form.line
+    names = [name for name in form.axes.names if name != "page"]
+    return "|".join([*before, f" page ({' '.join(names)})"])
 
 
 def flat(form: Format, group: LifecycleGroup, arrays: object) -> list:
@@ -73,18 +83,39 @@ def flat(form: Format, group: LifecycleGroup, arrays: object) -> list:
     Raises:
         FormatMismatch: a nesting that is not the format's.
     """
-    found = [arrays] if form.is_cross_layer else list(arrays)
+    found = [arrays]
+    if not form.is_cross_layer:
+        found = _items(arrays, form)
     if form.is_kv_list or form.is_tuple:
-        found = [array for each in found for array in each]
+        each_layer = [len(layer.fields) for layer in group.layers]
+        if form.is_kv_list:
+            each_layer = [len(group.layers)] * max(each_layer)
+        if len(found) != len(each_layer):
+            raise _nested(f"{len(found)} lists, not {len(each_layer)}, in", form)
+        inner = zip(found, each_layer, strict=True)
+        found = [array for each, count in inner for array in _items(each, form, count)]
     if any(isinstance(each, list | tuple) for each in found):
-        raise errors.FormatMismatch(
-            errors.say(
-                f"arrays nested deeper than {form.name}",
-                "a format says how its arrays are listed",
-                f"Give them as {form.line!r} says",
-            )
-        )
+        raise _nested("arrays nested deeper than", form)
     return found
+
+
+def _items(arrays: object, form: Format, count: int | None = None) -> Sequence:
+    """Return the arrays, or lists, of a list; `count` of them where it is given."""
+    if not isinstance(arrays, list | tuple):
+        raise _nested("arrays nested less deep than", form)
+    if count not in (None, len(arrays)):
+        raise _nested(f"a list of {len(arrays)} arrays, not {count}, in", form)
+    return arrays
+
+
+def _nested(what: str, form: Format) -> errors.FormatMismatch:
+    return errors.FormatMismatch(
+        errors.say(
+            f"{what} {form.name}",
+            "a format says how its arrays are listed",
+            f"Give them as {form.line!r} says",
+        )
+    )
 
 
 def obstacle(form: Format, group: LifecycleGroup) -> str | None:

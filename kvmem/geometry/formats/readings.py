@@ -13,7 +13,8 @@ import numpy as np
 from kvmem.geometry.declare import ArrayLike
 from kvmem.geometry.formats.table import FORMATS, Format
 
-__all__ = ["described", "is_list", "is_pairs", "listed", "misfit", "spelled", "told"]
+__all__ = ["described", "is_list", "is_nested", "is_pairs", "leaves", "listed"]
+__all__ += ["misfit", "spelled", "told"]
 
 # Blocked rows that engines are known to keep: bytes a token, values + scales.
 KNOWN_SPLITS = {
@@ -31,6 +32,21 @@ def is_list(arrays: object) -> bool:
     if not isinstance(arrays, list | tuple) or not arrays:
         return False
     return not any(isinstance(each, list | tuple) for each in arrays)
+
+
+def is_nested(arrays: object) -> bool:
+    """Say whether this is a list of lists of arrays, none of them empty."""
+    if not isinstance(arrays, list | tuple) or not arrays:
+        return False
+    return all(isinstance(each, list | tuple) and each for each in arrays)
+
+
+def leaves(arrays: object) -> list:
+    """Return everything that is an array, or should be: what two lists deep hold."""
+    if not isinstance(arrays, list | tuple):
+        return [arrays]
+    nested = [each if isinstance(each, list | tuple) else [each] for each in arrays]
+    return [array for each in nested for array in each]
 
 
 def is_pairs(arrays: object, axes: int, counts: Sequence[int] = (2, 3)) -> bool:

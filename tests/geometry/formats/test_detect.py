@@ -180,3 +180,27 @@ def test_hints_that_contradict_or_cannot_be_served_are_refused():
     with pytest.raises(errors.FormatMismatch, match="no arrays"):
         formats.detect([])
     assert number([], rules="lmcache") is None
+
+
+def test_every_list_of_keys_and_of_values_is_of_one_kind():
+    """Layers of one list differ, and of the other in the same way."""
+    mixed = [array(9, 4, 8, 64, dtype=BF16), array(7, 4, 9, 64)]
+    with pytest.raises(errors.FormatMismatch, match="a list whose array 1 is uint8"):
+        formats.detect([mixed, mixed], "TWO_X_NL_X_NB_BS_NH_HS")
+    keys, values = [array(9, 4, 8, 64)] * 2, [array(9, 4, 8, 32)] * 2
+    assert number([keys, values], "TWO_X_NL_X_NB_BS_NH_HS") == 9, "values may be narrow"
+
+
+@pytest.mark.parametrize(
+    "arrays", [5, None, [1, 2], [[[INDEX]]], array(), (each for each in [INDEX])]
+)
+@pytest.mark.parametrize("rules", ["kvmem", "lmcache"])
+def test_what_is_no_array_is_refused_in_words(arrays, rules):
+    with pytest.raises(errors.FormatMismatch, match="among arrays"):
+        formats.detect(arrays, rules=rules)
+
+
+def test_lists_of_nothing_are_nothing():
+    for arrays in ([], [[]], [[], []]):
+        with pytest.raises(errors.FormatMismatch, match="no arrays"):
+            formats.detect(arrays, 4)
