@@ -29,7 +29,7 @@ __all__ = ["FORMAT", "NONE", "Found", "dump", "line", "parse"]
 
 FORMAT = "kvmem.session.ledger"
 _VERSION = 2  # 1 was the first line alone
-_MOST_NBYTES = 16_384  # of changes, or as many as the first line has
+_MOST_NBYTES = 8_192  # of changes, or as many as the first line has
 
 
 class Found(NamedTuple):
@@ -58,20 +58,45 @@ class Found(NamedTuple):
 NONE = Found(EMPTY)
 
 
-def parse(data: bytes, identity: Identity) -> Found:
+def parse(data: bytes, identity: Identity, known: Found | None = None) -> Found:
     """Return what a ledger's bytes say, bad records and bad lines left out.
+
+    Args:
+        data: the file's.
+        identity: whose it should be.
+        known: what it was found to hold before: where it still begins so, only what
+            stands behind is read.
 
     Raises:
         FormatMismatch: the first line is no ledger of this session.
     """
+    if known is None or not known.is_right or known.digest != _digest(data, known):
+        known = _begun(data, identity)
+    *changes, rest = data[known.nbytes :].split(b"\n")
+    ledger, is_right = known.ledger, known.is_right and not rest
+    for each in changes:
+        try:
+            ledger = _changed(ledger, lines.unseal(each) or {})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            is_right = False
+    found = known._replace(ledger=ledger, nbytes=len(data), is_right=is_right)
+    return found._replace(digest=_digest(data, found))
+
+
+def _digest(data: bytes, found: Found) -> bytes:
+    return xxhash.xxh3_128_digest(data[: found.nbytes])
+
+
+def _begun(data: bytes, identity: Identity) -> Found:
+    """Return what the first line says, as of a file that ends there."""
     try:
         text = data.decode()
         start = len(text) - len(text.lstrip())
         fields, end = json.JSONDecoder().raw_decode(text, start)
         _check(fields, identity)
         ledger, wholes = _whole(fields)
-        first, newline, rest = text[end:].partition("\n")
-        if first.strip():
+        behind, newline, _ = text[end:].partition("\n")
+        if behind.strip():
             raise ValueError("more stands on its first line")
     except (ValueError, AttributeError, TypeError) as bad:
         if isinstance(bad, FormatMismatch):
@@ -81,16 +106,10 @@ def parse(data: bytes, identity: Identity) -> Found:
         raise FormatMismatch(
             say(asked, law, "It is set aside, and begun anew")
         ) from bad
-    changes = rest.split("\n")
-    is_right = bool(newline) and changes.pop() == ""  # what is cut off has no end
-    for each in changes:
-        try:
-            ledger = _changed(ledger, lines.unseal(each.encode()) or {})
-        except (ValueError, KeyError, TypeError, AttributeError):
-            is_right = False
-    head_nbytes = len(data) - len(rest.encode())
-    digest, head = map(xxhash.xxh3_128_digest, (data, data[:head_nbytes]))
-    return Found(ledger, wholes, len(data), head_nbytes, is_right, digest, head)
+    nbytes = len((text[:end] + behind + newline).encode())
+    head = xxhash.xxh3_128_digest(data[:nbytes])
+    # What is cut off, or was put there by hand, has no end of its line.
+    return Found(ledger, wholes, nbytes, nbytes, bool(newline), head, head)
 
 
 def dump(ledger: Ledger, identity: Identity, wholes: int = 0) -> bytes:

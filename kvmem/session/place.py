@@ -18,6 +18,7 @@ from pathlib import Path
 from kvmem.session import files, ids
 from kvmem.session.identity import Identity
 from kvmem.session.io import OsIO
+from kvmem.session.ledger_file import Found
 from kvmem.session.lines import Log
 from kvmem.session.locks import Locks
 from kvmem.session.rules import Rules
@@ -39,6 +40,7 @@ class Place:
     locks: Locks
     rules: Rules
     logs: MutableMapping[Path, Log]  # what was read last, to read only what is new
+    ledgers: MutableMapping[Path, Found]  # and of their ledgers
     # What this process knows to be on the disk: of each folder, its parts by name.
     durable: MutableMapping[Path, dict[str, bytes]]
 
@@ -100,6 +102,7 @@ class Place:
         """Forget what is known of the folder: it is another one now."""
         self.durable.pop(self.folder, None)
         self.logs.pop(self.file(LOG), None)
+        self.ledgers.pop(self.file(LEDGER), None)
 
 
 def sessions_folder(root: Path, account: str, user: str) -> Path:

@@ -19,6 +19,7 @@ from kvmem.session.lines import Clock, Line, Log
 from kvmem.session.place import LEDGER, Place
 
 BAD = ".recall_log.bad-"
+_MAX_KNOWN_LEDGERS = 256
 HEAD = ".recall_log.json:1"  # of what is known of the folder: the file's first line
 
 
@@ -50,7 +51,7 @@ def read(place: Place) -> State:
     found = log.read(place)
     is_bad, has_ledger, file = False, True, ledger_file.NONE
     try:
-        file = ledger_file.parse(place.io.read(place.file(LEDGER)), place.identity)
+        file = _read_file(place)
     except FileNotFoundError:
         has_ledger = False
     except FormatMismatch:
@@ -58,6 +59,17 @@ def read(place: Place) -> State:
     clock = found.clock._replace(messages=meta.clock(place, found))
     kept = with_carried(file.ledger, found.carrying)
     return State(found, kept, clock, file, has_ledger, is_bad)
+
+
+def _read_file(place: Place) -> ledger_file.Found:
+    """Return what the ledger's file holds, parsed where it is longer than before."""
+    path = place.file(LEDGER)
+    known = place.ledgers.get(path)
+    found = ledger_file.parse(place.io.read(path), place.identity, known)
+    if len(place.ledgers) >= _MAX_KNOWN_LEDGERS:
+        place.ledgers.clear()
+    place.ledgers[path] = found
+    return found
 
 
 def with_carried(kept: Ledger, lines: Sequence[Line]) -> Ledger:

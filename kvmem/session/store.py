@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvmem.errors import ConfigError, FormatMismatch, say
-from kvmem.session import files, fsck, ids, items, lines, place
+from kvmem.session import files, fsck, ids, items, ledger_file, lines, place
 from kvmem.session.book import Book
 from kvmem.session.fsck import HookFn, Violation
 from kvmem.session.identity import VERSION, Identity
@@ -55,6 +55,7 @@ class SessionStore:
         self.recent = Recent()  # recalls, for messages that carry them
         self._locks = Locks(io, wait_s)
         self._logs: dict[Path, lines.Log] = {}
+        self._ledgers: dict[Path, ledger_file.Found] = {}
         self._durable: dict[Path, dict[str, bytes]] = {}
         self._books: dict[tuple[str, str], Book] = {}
         self._durability = durability
@@ -108,6 +109,7 @@ class SessionStore:
             self._locks,
             self.rules,
             self._logs,
+            self._ledgers,
             self._durable,
         )
 

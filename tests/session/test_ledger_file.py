@@ -4,9 +4,10 @@ import dataclasses
 import errno
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvmem.errors import FormatMismatch
 from kvmem.session import OsIO, SessionStore, ledger, ledger_file, lines, messages
 from kvmem.session.identity import Identity
 from kvmem.session.ledger import EMPTY, Ledger, Record, Request
@@ -39,6 +40,7 @@ def without_nobody(ledger: Ledger) -> Ledger:
     return dataclasses.replace(ledger, actors=held)
 
 
+@settings(max_examples=40)
 @given(st.lists(ledgers, min_size=1, max_size=6))
 def test_lines_behind_a_ledger_make_it_every_later_one(states):
     first, *later = states
@@ -51,6 +53,7 @@ def test_lines_behind_a_ledger_make_it_every_later_one(states):
     assert found.has_changes == bool(later)
 
 
+@settings(max_examples=40)
 @given(ledgers, ledgers, st.data())
 def test_a_line_that_was_cut_off_changes_nothing_and_no_line_follows_it(
     before, after, data
@@ -189,3 +192,26 @@ def test_a_file_does_not_grow_beyond_twice_what_it_says(me, monkeypatch):
         most = max(most, found.nbytes - 2 * found.head_nbytes)
     assert 3 < len(wholes) < 20  # it was made whole, and not each time
     assert most < 1000
+
+
+@settings(max_examples=40)
+@given(st.lists(ledgers, min_size=2, max_size=5), st.integers(0, 4), st.data())
+def test_what_was_read_before_is_read_on_from_and_never_trusted(states, seen, data):
+    first, *later = states
+    whole, known = ledger_file.dump(first, ME), None
+    for number, state in enumerate(later):
+        if number == seen:
+            known = ledger_file.parse(whole, ME)
+        whole += ledger_file.line(ledger_file.parse(whole, ME).ledger, state)
+    assert ledger_file.parse(whole, ME, known) == ledger_file.parse(whole, ME)
+    other = bytearray(whole)
+    other[data.draw(st.integers(0, len(other) - 1))] ^= 1
+
+    def read(known):
+        try:
+            return ledger_file.parse(bytes(other), ME, known)
+        except FormatMismatch:
+            return None
+
+    assert read(known) == read(None)
+    assert read(ledger_file.parse(whole, ME)) == read(None)

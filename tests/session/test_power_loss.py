@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvmem.session import archive, lines, log
-from kvmem.session.place import Place
+from kvmem.session import archive, lines, log, state
+from kvmem.session.place import LEDGER, Place
 
 VECTORS = Path(__file__).with_name("vectors.jsonl").read_text().splitlines()
 F12 = next(row for row in map(json.loads, VECTORS) if row["id"] == "F12")
@@ -103,6 +103,36 @@ TWINS = {
 def test_a_store_without_one_sync_is_caught(protection, memory_disk, is_caught):
     forgets = TWINS[protection]
     assert is_caught(lambda: memory_disk.MemoryDisk(forgets=forgets))
+
+
+LINES = ["recall q1", "batch k1", "recall q2", "batch k2", "recall q3", "msg k3"]
+
+
+def test_servings_behind_a_ledger_survive_every_death_twice(make_disk, deaths):
+    found = list(deaths.judged(make_disk, LINES, num_random=0, twice=True))
+    assert [each for each in found if each] == [] and len(found) > 200
+
+
+LINE_TWINS = {
+    "sync of the line": lambda s: (s.verb, s.path.name) == ("sync", LEDGER),
+    "folder sync before it": lambda s: (s.verb, s.path.name) == ("sync_dir", "s"),
+}
+
+
+@pytest.mark.parametrize("protection", LINE_TWINS)
+def test_a_ledger_without_one_sync_of_its_lines_is_caught(
+    protection, memory_disk, deaths
+):
+    forgets = LINE_TWINS[protection]
+    found = deaths.judged(lambda: memory_disk.MemoryDisk(forgets=forgets), LINES, 0)
+    assert any(found)
+
+
+def test_a_ledger_that_trusts_what_it_did_not_sync_is_caught(
+    make_disk, deaths, monkeypatch
+):
+    monkeypatch.setattr(state, "settle_ledger", lambda place, found: place.settle())
+    assert any(deaths.judged(make_disk, LINES, num_random=0, twice=True))
 
 
 def test_a_store_that_mends_no_torn_end_is_caught(make_disk, is_caught, monkeypatch):

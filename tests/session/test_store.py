@@ -80,9 +80,9 @@ def test_every_file_says_its_version_and_whose_it_is(tmp_path):
         if path.is_dir() or ".lock" in str(path.relative_to(tmp_path)):
             continue
         head = json.JSONDecoder().raw_decode(path.read_text())[0]
-        assert head["version"] == 1 and head["format"].startswith("kvmem.session."), (
-            path
-        )
+        version = 2 if head["format"] == "kvmem.session.ledger" else 1
+        assert head["version"] == version, path
+        assert head["format"].startswith("kvmem.session."), path
         if path.name != "store.json":
             assert (head["account"], head["user"]) == ("lab", "ann")
             assert head["session"] in ("S1", "gone")
