@@ -70,6 +70,16 @@ class Rope:
                     f"Use one of {', '.join(KINDS)}",
                 )
             )
+        positive = (self.theta, self.magnitude)
+        known = all(map(math.isfinite, (*positive, *(self.frequencies or ()))))
+        if not known or min(positive) <= 0:
+            raise errors.ConfigError(
+                errors.say(
+                    f"rope of theta {self.theta} and magnitude {self.magnitude}",
+                    "both are finite and above 0, and all frequencies are finite",
+                    "Take them from the model's config.json",
+                )
+            )
 
     def window(self, row_width: int) -> range:
         """Return the dims of a row that are rotated.
@@ -111,6 +121,7 @@ class Rope:
 def linear(theta: float, width: int, factor: float) -> Rope:
     """Return rope with every frequency divided by `factor` (position interpolation)."""
     base = Rope(theta).inverse_frequencies(width)
+    _require_factor(factor)
     return Rope(theta, frequencies=tuple(float(f) for f in base / factor))
 
 
@@ -131,6 +142,15 @@ def llama3(
     config.json.
     """
     freqs = Rope(theta).inverse_frequencies(width)
+    _require_factor(factor)
+    if not low_freq_factor < high_freq_factor:
+        raise errors.ConfigError(
+            errors.say(
+                f"rope bands from {low_freq_factor} to {high_freq_factor}",
+                "frequencies are blended between the low and the high factor",
+                "Give low_freq_factor < high_freq_factor",
+            )
+        )
     turns = original_max_position * freqs / (2 * math.pi)
     blend = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor)
     blend = np.clip(blend, 0.0, 1.0)
@@ -164,6 +184,7 @@ def yarn(
         truncate: let the ramp begin and end at whole pairs.
     """
     base = Rope(theta).inverse_frequencies(width)
+    _require_factor(factor)
 
     def place(turns: float) -> float:
         wavelengths = original_max_position / (turns * 2 * math.pi)
@@ -183,6 +204,17 @@ def yarn(
     return Rope(
         theta, frequencies=tuple(scaled.tolist()), magnitude=float(attention_factor)
     )
+
+
+def _require_factor(factor: float) -> None:
+    if not (math.isfinite(factor) and factor > 0):
+        raise errors.ConfigError(
+            errors.say(
+                f"rope scaled by a factor of {factor}",
+                "a factor is how many times longer texts may be",
+                "Give a positive number",
+            )
+        )
 
 
 def _grown(factor: float, weight: float) -> float:

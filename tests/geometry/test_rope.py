@@ -67,3 +67,34 @@ def test_what_is_done_besides_is_known_by_name():
     assert Rope(kind="hadamard").kind == "hadamard"
     with pytest.raises(errors.ConfigError, match="plain, hadamard, multi_axis"):
         Rope(kind="dynamic")
+
+
+@pytest.mark.case("ROP-06")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"theta": 0.0},
+        {"theta": math.nan},
+        {"magnitude": math.inf},
+        {"magnitude": 0.0},
+        {"frequencies": (1.0, math.nan)},
+    ],
+)
+def test_facts_that_would_turn_keys_into_nan_are_refused(wrong):
+    with pytest.raises(errors.ConfigError, match="are finite"):
+        Rope(**wrong)
+    assert Rope(frequencies=(0.0, 0.0)).inverse_frequencies(4).tolist() == [0, 0]
+
+
+@pytest.mark.case("ROP-06")
+@pytest.mark.parametrize("factor", [0.0, -2.0, math.nan, math.inf])
+def test_no_scaling_is_by_nothing(factor):
+    for scaled in (
+        lambda: rope.linear(1e4, 8, factor),
+        lambda: rope.llama3(1e4, 8, factor, 1.0, 4.0, 8192),
+        lambda: rope.yarn(1e4, 8, factor, 4096),
+    ):
+        with pytest.raises(errors.ConfigError, match="scaled by a factor of"):
+            scaled()
+    with pytest.raises(errors.ConfigError, match="from 4.0 to 4.0"):
+        rope.llama3(1e4, 8, 8.0, 4.0, 4.0, 8192)
