@@ -27,7 +27,7 @@ __all__ = ["Config", "Texts", "run"]
 
 _PLAIN = "none"
 _WITH_LAYERS = ("two_engine", "frozen_kv")  # of the target's first ones
-_WITH_WEIGHTS = ("mtp", "dspark")
+_WEIGHTS = {"mtp": "weights", "dspark": "weights", "dflash": "block_weights"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +52,7 @@ class Config(RunConfig):
         draft_tokens: proposed for a sequence at most.
         layers: of the target's first ones, for drafts that are cut out of it.
         weights: trained draft layers of mtp and dspark; None: drawn from a seed.
+        block_weights: of dflash.
         tokens: of each continuation.
         rounds: turns of the times.
         ngram_on_quotes, ngram_elsewhere: least tokens a second over those without a
@@ -68,6 +69,7 @@ class Config(RunConfig):
     draft_tokens: int = 3
     layers: int | None = None
     weights: str | None = None
+    block_weights: str | None = None
     tokens: int = 64
     rounds: int = 3
     ngram_on_quotes: float = 1.3
@@ -115,7 +117,7 @@ def _engine(config: Config, loaded: LoadedModel, mode: str) -> Engine:
             mode,
             draft_tokens=config.draft_tokens,
             layers=config.layers if mode in _WITH_LAYERS else None,
-            weights=config.weights if mode in _WITH_WEIGHTS else None,
+            weights=getattr(config, _WEIGHTS[mode]) if mode in _WEIGHTS else None,
         )
     whole = configs.Config(
         config.model,
@@ -231,6 +233,7 @@ def _tokens(
             "draft_tokens": config.draft_tokens,
             "layers": config.layers,
             "trained": config.weights is not None,
+            "trained_block": config.block_weights is not None,
             "picture": config.picture,
         },
     )

@@ -19,7 +19,7 @@ def test_the_smoke_config_runs_whole(repo_root, tmp_path, monkeypatch):
     assert data["ok"] and len(data["checks"]) == 4
     figures = data["measurements"]
     for kind in ("quotes", "chat", "summary"):
-        for mode in ("ngram", "mtp"):
+        for mode in ("ngram", "mtp", "dflash"):
             assert 1 <= figures[f"{kind}_{mode}_tokens_per_step"] <= 3
             assert figures[f"{kind}_{mode}_speedup"] > 0
     assert data["trained"] is False
