@@ -6,7 +6,7 @@ at theirs. It does not see the tokens between: mask j learns what follows on ave
 The law is that of `draft_training`: what is trained are the draft's own tensors.
 
     trainer = BlockTrainer(model, dflash.draw(model), lessons, Learning(taught=80))
-    state, loss = trainer.step(trainer.start(), lessons.of(slice(4)), seed=0)
+    state, loss = trainer.step(trainer.start(), lessons.of(slice(4)), number=0)
 """
 
 import jax.numpy as jnp
@@ -26,9 +26,9 @@ class BlockTrainer(Trainer):
     complete = staticmethod(dflash.with_params)
     prefix = "dflash"
 
-    def passes(self, draft: DFlashDecoder, lessons: Lessons) -> list[Pass]:
+    def passes(self, draft: DFlashDecoder, lessons: Lessons, depth: int) -> list[Pass]:
         """Return of each mask its rows, and what was likely in its place."""
-        (texts, length), depth = lessons.tokens.shape, self.learning.depth
+        texts, length = lessons.tokens.shape
         first = length - self.learning.taught
         places = jnp.arange(first, length - depth + 1, dtype=jnp.int32)
         anchors = jnp.broadcast_to(places[None], (texts, len(places)))

@@ -8,7 +8,7 @@ stand. The law: the model is never changed, nor its embeddings and head, which t
 speaks with; what is trained are the draft's own tensors.
 
     trainer = Trainer(model, mtp.draw(model), lessons, Learning(taught=80))
-    state, loss = trainer.step(trainer.start(), lessons.of(slice(4)), seed=0)
+    state, loss = trainer.step(trainer.start(), lessons.of(slice(4)), number=0)
     layers = trainer.layers(state)
 """
 
@@ -66,6 +66,8 @@ class Learning:
         steps: of training in all.
         words: tokens that are always weighed, the likeliest of the lessons.
         others: drawn from all other tokens at each step, for whom they stand.
+        alone: share of the steps, the first ones, that learn the first pass alone,
+            which cost a third.
     """
 
     taught: int
@@ -74,6 +76,11 @@ class Learning:
     steps: int = 200
     words: int = 4096
     others: int = 512
+    alone: float = 0.4
+
+    def depth_at(self, step: int) -> int:
+        """Return how many passes a step learns."""
+        return 1 if step < self.alone * self.steps else self.depth
 
 
 class Pass(NamedTuple):
@@ -125,7 +132,8 @@ class Trainer:
         own = self._partition.rank_params(draft.params, 0)
         shared = {name: own[name] for name in _OF_TARGET if name in own}
         fixed = jax.device_put(_Fixed(shared, words, place))
-        self._step = functools.partial(jax.jit(self._advance), fixed)
+        step = jax.jit(self._advance, static_argnames="depth")
+        self._step = functools.partial(step, fixed)
         self._look = functools.partial(jax.jit(self._compare), fixed)
 
     def start(self, draft: LoadedModel | None = None) -> State:
@@ -134,11 +142,18 @@ class Trainer:
         own = {n: jnp.asarray(x) for n, x in own.items() if n not in _OF_TARGET}
         return State(own, self._optimizer.init(own))
 
-    def step(self, state: State, lessons: Lessons, seed: int) -> tuple[State, float]:
-        """Learn from some texts; return the mean divergence before, in nats."""
+    def step(self, state: State, lessons: Lessons, number: int) -> tuple[State, float]:
+        """Learn from some texts; return the mean divergence before, in nats.
+
+        Args:
+            state: after the steps before.
+            lessons: the texts.
+            number: of the step, from 0 on; it draws the others.
+        """
         count = min(self.learning.others, len(self._rest))
-        others = np.random.default_rng(seed).choice(self._rest, count, replace=False)
-        state, loss = self._step(state, lessons, others)
+        others = np.random.default_rng(number).choice(self._rest, count, replace=False)
+        depth = self.learning.depth_at(number)
+        state, loss = self._step(state, lessons, others, depth=depth)
         return state, float(loss)
 
     def held_out(
@@ -180,32 +195,35 @@ class Trainer:
                 found[f"{self.prefix}.{what}.weight"] = array
         return self.complete(self._target, spec.layers, found, "trained")
 
-    def passes(self, draft: Decoder, lessons: Lessons) -> list[Pass]:
+    def passes(self, draft: Decoder, lessons: Lessons, depth: int) -> list[Pass]:
         """Return what each pass makes of the places that are taught."""
-        known = self.learning
         found = draft_passes.passes(
-            draft, lessons.tokens, lessons.rows, known.depth, known.taught
+            draft, lessons.tokens, lessons.rows, depth, self.learning.taught
         )
         ahead = (lessons.likely, lessons.logprobs)
         return [Pass(rows, *(x[:, -rows.shape[1] :] for x in ahead)) for rows in found]
 
-    def _advance(self, fixed: _Fixed, state: State, lessons: Lessons, others):
+    def _advance(
+        self, fixed: _Fixed, state: State, lessons: Lessons, others, depth: int
+    ):
         loss, slopes = jax.value_and_grad(self._loss)(
-            state.params, fixed, lessons, others
+            state.params, fixed, lessons, others, depth
         )
         changes, optimizer = self._optimizer.update(
             slopes, state.optimizer, state.params
         )
         return State(optax.apply_updates(state.params, changes), optimizer), loss
 
-    def _passes(self, params, fixed: _Fixed, lessons: Lessons):
+    def _passes(self, params, fixed: _Fixed, lessons: Lessons, depth: int):
         """Return the draft and, of each pass, its rows and what was thought there."""
         draft = self.decoder(self._partition, {**fixed.shared, **params})
-        return draft, self.passes(draft, lessons)
+        return draft, self.passes(draft, lessons, depth)
 
-    def _loss(self, params, fixed: _Fixed, lessons: Lessons, others) -> jax.Array:
+    def _loss(
+        self, params, fixed: _Fixed, lessons: Lessons, others, depth: int
+    ) -> jax.Array:
         """Return the mean over passes and places of the divergence from the model."""
-        draft, found = self._passes(params, fixed, lessons)
+        draft, found = self._passes(params, fixed, lessons, depth)
         head = fixed.shared.get("lm_head", fixed.shared["embed"])
         spared = len(self._rest) / max(1, len(others))
         heads = jnp.concatenate([head[fixed.words], head[others]])
@@ -221,7 +239,7 @@ class Trainer:
         return total / len(found)
 
     def _compare(self, fixed: _Fixed, params, lessons: Lessons):
-        draft, found = self._passes(params, fixed, lessons)
+        draft, found = self._passes(params, fixed, lessons, self.learning.depth)
         agreement, total = [], jnp.float32(0)
         for rows, likely, logprobs in found:
             said = jax.nn.log_softmax(draft.head(rows))

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 import orbax.checkpoint as ocp
 
-from experiments import draft_texts, tiny_decoder
+from experiments import draft_begin, draft_texts, tiny_decoder
 from experiments.dflash_training import BlockTrainer
 from experiments.draft_texts import Lessons, Writing
 from experiments.draft_training import Learning, State, Trainer
@@ -27,14 +27,13 @@ from kvmem import config as configs
 from kvmem import errors
 from kvmem.config import ModelConfig, PoolConfig
 from kvmem.config.speculative import SpeculativeConfig
-from kvmem.model import dflash, draft_layers, mtp
+from kvmem.model import dflash, draft_layers
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import SamplingParams, ServeConfig
 
 __all__ = ["Config", "run"]
 
 _Prompts = list[list[int]]
-_KINDS = {"mtp": (mtp, Trainer), "dflash": (dflash, BlockTrainer)}
 _MOST_LOST = 0.02  # of agreement, by storing a byte an element
 
 
@@ -58,9 +57,9 @@ class Config(RunConfig):
         batch: texts of a step.
         learning_rate: of Adam, at its highest.
         every: steps between two checkpoints.
-        words, others: tokens that are weighed against each other in a step.
+        words, others, alone: see `draft_training.Learning`.
         draft_tokens: proposed at most, where the layers draft in the end.
-        seed: of first weights, texts and batches.
+        seed: of texts, of batches, and of the first weights of a block draft.
         folder: where texts, checkpoints and layers go.
     """
 
@@ -84,6 +83,7 @@ class Config(RunConfig):
     every: int = 50
     words: int = 4096
     others: int = 512
+    alone: float = 0.4
     draft_tokens: int = 3
     seed: int = 0
     folder: str = "runs/train_draft"
@@ -155,7 +155,7 @@ def run(config: Config) -> Iterator[Record]:
 def _trainer(
     config: Config, loaded: LoadedModel, lessons: Lessons, prompts: _Prompts
 ) -> Trainer:
-    """Return what trains the draft of a config, from weights of its seed."""
+    """Return what trains the draft of a config, from its first weights."""
     learning = Learning(
         draft_texts.room(prompts, config.length),
         config.depth,
@@ -163,10 +163,13 @@ def _trainer(
         config.steps,
         config.words,
         config.others,
+        config.alone,
     )
-    kind, trainer = _KINDS[config.draft]
-    drawn = kind.draw(loaded, config.layers, config.seed)
-    return trainer(loaded, drawn, lessons, learning)
+    if config.draft == "dflash":
+        drawn = dflash.draw(loaded, config.layers, config.seed)
+        return BlockTrainer(loaded, drawn, lessons, learning)
+    begun = draft_begin.begun(loaded, lessons, learning.taught, config.layers)
+    return Trainer(loaded, begun, lessons, learning)
 
 
 def _trained(
