@@ -157,7 +157,7 @@ def test_draft_layers_are_drawn_or_read_as_the_table_says(
 @pytest.mark.parametrize(
     ("algorithm", "store"),
     [
-        ("dspark", {}),
+        pytest.param("dspark", {}, marks=pytest.mark.long),
         ("two_engine", {"host_memory": "1MB", "max_nbytes": "1MB"}),
         pytest.param("mtp", {}, marks=pytest.mark.long),
         pytest.param("dflash", {"host_memory": "1MB"}, marks=pytest.mark.long),

@@ -1,5 +1,7 @@
 """Draft layers in the target's manager: one table, one pool, one prefix."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -20,20 +22,26 @@ def greedy(count, **more):
     return SamplingParams(max_tokens=count, ignore_eos=True, **more)
 
 
+@functools.cache
+def layers_for(model, layers):
+    small = mtp.draw(model, layers, seed=3)
+    specs = small.spec.layer_specs("float32")
+    return small, geometry.group_layers(specs, 4, domain="draft")
+
+
 @pytest.fixture
-def layered(tiny_model, shared_steps, monkeypatch):
+def layered(tiny_model, shared_steps, shared_drafts, monkeypatch):
     """An engine of the tiny model, with draft layers in its pool or without any."""
     monkeypatch.setattr(loops, "Stepper", shared_steps)
+    for (module, name), shared in shared_drafts.items():
+        monkeypatch.setattr(module, name, shared)
 
     def make(layers=1, pages=90, draft_tokens=3, tp=1, dcp=1, store=None, **serve):
         model, topology = tiny_model(), Topology(tp, dcp)
         groups = geometry.group_layers(model.spec.layer_specs("float32"), 4)
         draft, joint = None, groups
         if layers:
-            small = mtp.draw(model, layers, seed=3)
-            own = geometry.group_layers(
-                small.spec.layer_specs("float32"), 4, domain="draft"
-            )
+            small, own = layers_for(model, layers)
             draft, joint = MTP(small, own, draft_tokens), (*groups, *own)
         solved = budget.solve(joint, topology, (), max_pages=pages)
         config = {"max_batch": 4, "max_length": 128, "prefill_chunk": 16}

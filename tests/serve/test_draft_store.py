@@ -5,6 +5,7 @@ draft, which knew nothing of the text, was right half as often (5.94 to 2.87 tok
 """
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -122,6 +123,37 @@ def test_behind_a_cached_prefix_a_draft_proposes_what_it_does_behind_a_read_one(
     second, again = answered(engine, prompt, greedy(14))
     assert second.cached_tokens >= 20
     assert (second.output_ids, again) == (first.output_ids, proposed)
+
+
+@pytest.mark.parametrize("name", ["mtp", "dspark", "dflash"])
+def test_proposals_follow_from_the_text_however_many_of_them_stood(drafted, name):
+    """Where 0 to 3 of what is proposed are right, in turn, each next proposal is the
+    one that a draft makes which was never right."""
+    prompt, sampling = text(97, 18), greedy(24)
+    never, proposed = answered(drafted(name), prompt, sampling)
+    known, rights = dict(proposed), itertools.cycle((3, 0, 1, 2))
+    engine = drafted(name)
+    proposer, seen = engine.verifier.proposer, []
+    propose = proposer.propose
+
+    def right_in_turn(sequences, most):
+        proposal, tokens = propose(sequences, most), []
+        for sequence, own in zip(sequences, proposal.tokens, strict=True):
+            seen.append((len(sequence.tokens), own))
+            answer = never.output_ids[len(sequence.output_ids) :]
+            count = next(rights)
+            right = answer[: min(count, len(own))]
+            wrong = [(token + 1) % 256 for token in answer[len(right) : len(own)]]
+            tokens.append((*right, *wrong))
+        return proposal._replace(tokens=tuple(tokens))
+
+    proposer.propose = right_in_turn
+    (output,) = engine.generate(prompt, sampling)
+    assert output.output_ids == never.output_ids
+    assert engine.stats().drafting.accepted >= 8
+    for length, own in seen:
+        assert own == known[length][: len(own)]
+    assert len(seen) < len(known)
 
 
 @pytest.mark.parametrize("name", ["mtp", "dspark"])

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from kvmem.serve import Identity, SamplingParams
-from kvmem.serve.draft import FrozenKV, NGram
 
 WHOSE = (Identity(), Identity(adapter=("a", 1)), Identity(salt="s"))
 CASES = {
@@ -16,17 +15,10 @@ CASES = {
     "ngram on a state": ("state", None),
     "frozen_kv": ("full", 26),
     "two_engine": ("full", 26),
+    "mtp": ("full", 26),
+    "dspark": ("full", 26),
 }
-
-
-@pytest.fixture
-def draft_named(draft_of):
-    def make(name):
-        if name.startswith("ngram"):
-            return NGram(3)
-        return FrozenKV(1, 3) if name == "frozen_kv" else draft_of(pages=30)
-
-    return make
+LAYERED = ("mtp", "dspark", "dflash")
 
 
 def requests(rng):
@@ -45,11 +37,14 @@ def requests(rng):
         yield prompt, params, rng.choice(WHOSE)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_pages_add_up_at_every_step_of_drafted_traffic(made, draft_named, name):
+@pytest.mark.parametrize(
+    "name", [*list(CASES)[:-1], pytest.param("dspark", marks=pytest.mark.long)]
+)
+def test_pages_add_up_at_every_step_and_nobody_is_sent_back_thrice(drafted, name):
+    """No request is sent back more than twice before another ends."""
     kind, pages = CASES[name]
     rng = random.Random(len(name))
-    engine = made(kind, draft_named(name), pages=pages)
+    engine = drafted(name.split()[0], kind=kind, pages=pages, draft_pages=30)
     coming, going, seen = requests(rng), [], {"forked": 0, "aborted": 0, "reset": 0}
     for _ in range(150):
         if len(engine.scheduler.waiting) < 3:
@@ -60,10 +55,8 @@ def test_pages_add_up_at_every_step_of_drafted_traffic(made, draft_named, name):
         counts = [s.num_retracted for s in engine.scheduler.waiting]
         assert max(counts, default=0) <= 2
         for sequence in engine.scheduler.running:
-            held, length = sequence.held, sequence.num_computed
-            assert len(held.columns[0]) <= max(
-                -(-length // 4), -(-sequence.num_prompt // 4)
-            )
+            held, known = sequence.held, len(sequence.tokens)
+            assert len(held.columns[0]) <= -(-known // 4)
         seen["forked"] += any(s.sample for s in engine.scheduler.running)
         if rng.random() < 0.08:
             seen["aborted"] += engine.abort(rng.choice(going))
@@ -74,7 +67,8 @@ def test_pages_add_up_at_every_step_of_drafted_traffic(made, draft_named, name):
     drafting = stats.drafting
     assert min(*seen.values(), stats.evicted_pages, drafting.drafted) > 0
     if kind != "state":  # whose pages end too soon for long drafts
-        assert min(stats.hits, drafting.accepted) > 0
+        assert stats.hits > 0
+        assert drafting.accepted > 0 or name in LAYERED  # which nobody has trained
     assert drafting.emitted == drafting.steps + drafting.accepted
     for request_id in going:
         engine.abort(request_id)
@@ -84,13 +78,16 @@ def test_pages_add_up_at_every_step_of_drafted_traffic(made, draft_named, name):
     assert engine.verifier.proposer.objections() == ()
 
 
-@pytest.mark.parametrize("name", ["ngram", "frozen_kv", "two_engine"])
-def test_each_request_of_drafted_traffic_is_answered_as_alone(made, draft_named, name):
+@pytest.mark.parametrize(
+    "name", ["ngram", "frozen_kv", "two_engine", "mtp", "dspark", "dflash"]
+)
+def test_each_request_of_drafted_traffic_is_answered_as_alone(drafted, name):
+    """24 prompts, as they come, of texts that share pages and pages that run short."""
     rng = random.Random(7)
     asked = list(itertools.islice(requests(rng), 24))
-    plain = made("full", pages=64)
+    plain = drafted(None, pages=64)
     want = [plain.generate(list(prompt), params)[0] for prompt, params, _ in asked]
-    engine = made("full", draft_named(name), pages=26)
+    engine = drafted(name, pages=26, draft_pages=30)
     begun = [engine.add(*each) for each in asked]
     while engine.has_work:
         engine.step()
