@@ -18,8 +18,7 @@ from typing import Literal
 import numpy as np
 import orbax.checkpoint as ocp
 
-from experiments import draft_begin, draft_texts, tiny_decoder
-from experiments.dflash_training import BlockTrainer
+from experiments import dflash_training, draft_begin, draft_texts, tiny_decoder
 from experiments.draft_texts import Lessons, Writing
 from experiments.draft_training import Learning, State, Trainer
 from experiments.harness import Check, Record, RunConfig
@@ -27,7 +26,7 @@ from kvmem import config as configs
 from kvmem import errors
 from kvmem.config import ModelConfig, PoolConfig
 from kvmem.config.speculative import SpeculativeConfig
-from kvmem.model import dflash, draft_layers
+from kvmem.model import draft_layers
 from kvmem.model.loaded import LoadedModel
 from kvmem.serve import SamplingParams, ServeConfig
 
@@ -166,8 +165,8 @@ def _trainer(
         config.alone,
     )
     if config.draft == "dflash":
-        drawn = dflash.draw(loaded, config.layers, config.seed)
-        return BlockTrainer(loaded, drawn, lessons, learning)
+        begun = dflash_training.begun(loaded, config.layers)
+        return dflash_training.BlockTrainer(loaded, begun, lessons, learning)
     begun = draft_begin.begun(loaded, lessons, learning.taught, config.layers)
     return Trainer(loaded, begun, lessons, learning)
 

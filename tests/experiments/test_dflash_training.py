@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from experiments import draft_texts
-from experiments.dflash_training import BlockTrainer
+from experiments.dflash_training import BlockTrainer, begun
 from experiments.draft_training import Learning
 from kvmem.model import dflash
 from kvmem.model.decoder import Decoder
@@ -40,6 +40,18 @@ def test_what_learned_nothing_is_what_it_began_with(taught, trainer):
         np.testing.assert_array_equal(same.params[name], rows)
 
 
+def test_a_block_draft_begins_as_the_models_last_layers(taught):
+    model, _ = taught
+    found = begun(model, layers=1).params
+    for name, rows in found.items():
+        if name.startswith("model.layers.0."):
+            last = name.replace("layers.0.", "layers.1.")
+            np.testing.assert_array_equal(rows, model.params[last])
+    np.testing.assert_array_equal(found["dflash.fuse.weight"], np.eye(32))
+    embed = model.params["model.embed_tokens.weight"]
+    np.testing.assert_allclose(found["dflash.mask.weight"], embed.mean(0), 1e-5)
+
+
 def test_each_mask_learns_what_was_likely_in_its_place(taught, trainer):
     """Mask j of a block at place a stands at a + j + 1, behind what follows a + j."""
     _, lessons = taught
@@ -48,11 +60,13 @@ def test_each_mask_learns_what_was_likely_in_its_place(taught, trainer):
     class Blocks:
         def block_rows(self, features, tokens, begins, length):
             assert features is lessons.rows and tokens is lessons.tokens
+            assert length == DEPTH
             np.testing.assert_array_equal(begins, [anchors] * 6)
             masks = np.arange(length)[None, None, :, None]
             return np.broadcast_to(masks, (*begins.shape, length, 32))
 
-    found = trainer.passes(Blocks(), lessons)
+    assert len(trainer.passes(Blocks(), lessons, 1)) == 1  # of a whole block
+    found = trainer.passes(Blocks(), lessons, DEPTH)
     assert len(found) == DEPTH
     for mask, each in enumerate(found):
         assert (each.rows == mask).all() and each.rows.shape[1] == len(anchors)
