@@ -209,6 +209,12 @@ def supports(
     if len(runs) > _MOST_RUNS:
         return f"{len(runs)} runs: the body holds a copy of each, at most {_MOST_RUNS}"
     for run in runs:
+        whole = (page_slots - 1) * run.slot_stride + run.nbytes
+        refusal = limits.outside(
+            [run.page_offset], whole, pages.shape[1], "a page"
+        ) or limits.outside([run.row_offset], run.nbytes, rows.shape[1], "a row")
+        if refusal:
+            return refusal
         if run.nbytes == words.WORD_NBYTES:
             if any(field % words.WORD_NBYTES for field in run):
                 return f"{run}: a word stands at a multiple of {words.WORD_NBYTES} B"

@@ -84,7 +84,9 @@ class Shape:
                 f"{self.slots} slots of {self.value_nbytes} B: a fourth of them is "
                 f"{self.tall * self.value_words} words, no multiple of {limits.LANES}"
             )
-        return limits.not_in_shared(2 * self.nbytes, 1)
+        return limits.not_in_shared(2 * self.nbytes, 1) or limits.outside(
+            offsets, self.nbytes, pages.shape[1], "a page"
+        )
 
     def block_columns(self, offsets):
         """Return i32[1, K, BS * (V + S)]: the bytes of each block in its page."""

@@ -93,13 +93,15 @@ def choose(
         platform: where they are, "cpu" or "gpu"; None: looked up.
 
     Raises:
-        Unsupported: an unknown operation or implementation, or one that cannot run.
+        Unsupported: an unknown operation or implementation, or one that cannot run;
+            more pages than the pool's array has.
     """
     if operation not in OPERATIONS or implementation not in IMPLEMENTATIONS:
         raise Unsupported(
             f"{operation!r} by {implementation!r}: this house has the operations "
             f"{', '.join(OPERATIONS)} by {', '.join(IMPLEMENTATIONS)}. Use one of each."
         )
+    _require_pages(operation, arrays, facts)
     on_host = all(isinstance(array, np.ndarray | np.generic) for array in arrays)
     platform = platform or ("host" if on_host else _platform(arrays))
     refusals = {
@@ -116,6 +118,17 @@ def choose(
             f"{' or '.join(able)}, or auto."
         )
     return Choice(operation, implementation, "asked for")
+
+
+def _require_pages(operation: str, arrays, facts) -> None:
+    """Refuse a number of pages that the pool has not: ids up to it would be let in."""
+    num_pages = facts.get("num_pages")
+    held = arrays[operation == "export_records"].shape[0]  # records come before it
+    if num_pages is not None and not 0 <= num_pages <= held:
+        raise Unsupported(
+            f"{operation} of num_pages = {num_pages} in an array of {held}: what is "
+            f"behind an array is nobody's. Give at most {held}."
+        )
 
 
 def _auto(operation: str, platform: str, on_host: bool, refusal: str | None) -> Choice:

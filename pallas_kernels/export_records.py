@@ -3,8 +3,8 @@
 Contract: donates `records` u8[num_tokens, record], which it fills from pages u8[P, E].
 For every run k of table i32[K, 2] (offset in a page, offset in a record) and every
 token whose page is inside [0, num_pages), the run's bytes of its slot become those of
-its record. Row 0 is token `first` of ids i32[n], T = `slots` a page; tokens behind the
-table, tokens of nobody's page, and bytes of no run keep their values.
+its record. Row 0 is token `first` of ids i32[n], T = `slots` a page; tokens before or
+behind the table, tokens of nobody's page, and bytes of no run keep their values.
 
     export_records.reference(records, pages, ids, table, first,
                              layout=Layout(256, 256, 16))
@@ -49,8 +49,7 @@ def host(
 ) -> np.ndarray:
     """Do the same in numpy, in place."""
     num_pages = len(pages) if num_pages is None else num_pages
-    entry, slot = np.divmod(int(first) + np.arange(len(into)), layout.slots)
-    page = np.append(ids, -1)[np.minimum(entry, len(ids))]
+    page, slot = records.host_places(ids, first, len(into), layout.slots)
     named = (page >= 0) & (page < num_pages)
     for view, at in records.host_views(pages, table, layout):
         into[named, at : at + layout.nbytes] = view[page[named], slot[named]]

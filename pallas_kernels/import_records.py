@@ -54,8 +54,7 @@ def host(
     num_pages = len(pages) if num_pages is None else num_pages
     last = {int(page): at for at, page in enumerate(ids)}
     own = [page if last[int(page)] == at else -1 for at, page in enumerate(ids)]
-    entry, slot = np.divmod(int(first) + np.arange(len(rows)), layout.slots)
-    page = np.array([*own, -1])[np.minimum(entry, len(own))]
+    page, slot = records.host_places(own, first, len(rows), layout.slots)
     named = (page >= 0) & (page < num_pages)
     for view, at in records.host_views(pages, table, layout):
         view[page[named], slot[named]] = rows[named, at : at + layout.nbytes]

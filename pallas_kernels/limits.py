@@ -22,6 +22,8 @@ __all__ = [
     "misaligned",
     "misplaced",
     "not_in_shared",
+    "overlapping",
+    "outside",
     "round_up",
     "too_long",
 ]
@@ -78,6 +80,44 @@ def misplaced(offsets, multiple: int, what: str) -> str | None:
     if not wrong:
         return None
     return f"offset {wrong[0]:,} in {what}: copies stand at multiples of {multiple} B"
+
+
+def outside(offsets, nbytes: int, room: int, what: str) -> str | None:
+    """Say which bytes from an offset on are not all in a page or record of `room`.
+
+    None where the offsets are not known here: a bulk copy would write its neighbour.
+    """
+    if isinstance(offsets, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return None
+    values = np.asarray(offsets).tolist()
+    wrong = [value for value in values if not 0 <= value <= room - nbytes]
+    if not wrong:
+        return None
+    return f"{nbytes:,} B from offset {wrong[0]:,} on, in {what} of {room:,} B"
+
+
+def overlapping(offsets, nbytes: int, stride: int, count: int) -> str | None:
+    """Say which windows of one page share bytes, None where none do or none is known.
+
+    Args:
+        nbytes: of a window.
+        stride: from a slot's window to the next slot's.
+        count: slots.
+    """
+    if count > 1 and stride < nbytes:
+        return f"windows of {nbytes:,} B every {stride:,} B: each byte turns once"
+    if isinstance(offsets, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return None
+    starts = np.asarray(offsets)[:, None] + np.arange(count) * stride
+    order = np.sort(starts, axis=None)
+    near = np.flatnonzero(np.diff(order) < nbytes)
+    if not near.size:
+        return None
+    first, second = order[near[0]], order[near[0] + 1]
+    return (
+        f"windows of {nbytes:,} B from {first:,} and from {second:,} of a page: each "
+        "byte turns once"
+    )
 
 
 def not_in_shared(scratch_nbytes: int, barriers: int) -> str | None:

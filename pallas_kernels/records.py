@@ -21,7 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import limits, lists, words
 
-__all__ = ["Layout", "Tiles", "host_views", "indices", "objection"]
+__all__ = ["Layout", "Tiles", "host_places", "host_views", "indices", "objection"]
 __all__ += ["padded_table", "share_of"]
 
 _TILE_NBYTES = 32 << 10
@@ -124,12 +124,22 @@ def indices(pages, ids, table, records, first, *, layout: Layout, num_pages):
     token = first + jnp.arange(records.shape[0], dtype=jnp.int32)
     entry, slot = jnp.divmod(token, layout.slots)
     listed = jnp.append(ids, jnp.int32(lists.NULL))  # an empty list has an entry, too
-    page = listed.at[jnp.minimum(entry, ids.shape[0])].get(mode="promise_in_bounds")
+    known = (entry >= 0) & (entry < ids.shape[0])
+    entry = jnp.where(known, entry, ids.shape[0])
+    page = listed.at[entry].get(mode="promise_in_bounds")
     page = jnp.where(lists.inside(page, num_pages), page, pages.shape[0])
     byte = jnp.arange(layout.nbytes, dtype=jnp.int32)
     at = table[None, :, 0, None] + (slot * layout.slot_stride)[:, None, None]
     in_record = table[None, :, 1, None] + byte[None, None, :]
     return page[:, None, None], at + byte[None, None, :], in_record
+
+
+def host_places(ids, first, count: int, slots: int):
+    """Return (page, slot) of `count` tokens from `first` on; page -1 where none is."""
+    entry, slot = np.divmod(int(first) + np.arange(count), slots)
+    known = (entry >= 0) & (entry < len(ids))
+    listed = np.append(np.asarray(ids, np.int64), lists.NULL)
+    return listed[np.where(known, entry, len(ids))], slot
 
 
 def host_views(pages: np.ndarray, table, layout: Layout):
@@ -175,7 +185,9 @@ def objection(
     multiple = words.WORD_NBYTES if tiles.by_words else limits.ALIGNMENT
     if record_nbytes % multiple:
         return f"records of {record_nbytes:,} B, said to be multiples of {multiple}"
-    refusal = _misplaced(table, multiple)
+    refusal = _misplaced(table, multiple) or _outside(
+        table, layout, pages.shape[1], record_nbytes
+    )
     if refusal:
         return refusal
     if not tiles.fills_lanes(tiles.slots):
@@ -200,3 +212,13 @@ def _misplaced(table, multiple: int) -> str | None:
     return limits.misplaced(
         table[:, 0], limits.ALIGNMENT, "a page"
     ) or limits.misplaced(table[:, 1], multiple, "a record")
+
+
+def _outside(table, layout: Layout, page_nbytes: int, record_nbytes: int) -> str | None:
+    """Say which run leaves its page or its record, None where none does."""
+    if isinstance(table, jax.ShapeDtypeStruct):
+        return None
+    whole = (layout.slots - 1) * layout.slot_stride + layout.nbytes
+    return limits.outside(table[:, 0], whole, page_nbytes, "a page") or limits.outside(
+        table[:, 1], layout.nbytes, record_nbytes, "a record"
+    )

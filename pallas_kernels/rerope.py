@@ -5,7 +5,8 @@ of `offsets` i32[K], the window of 2 F elements at byte offset + s * slot_stride
 pairs (x, y): pair f becomes (x c - y s, y c + x s) of cos[i, s, f] and sin[i, s, f].
 Pairs are (f, f + F) in style "half" and (2 f, 2 f + 1) in style "interleaved". Where
 the cosine is 1 and the sine 0 the bytes stay as they are, NaNs among them. An entry
-whose id is outside [0, num_pages), or that a later entry repeats, writes nothing.
+whose id is outside [0, num_pages), or that a later entry repeats, writes nothing. No
+two windows of a page overlap.
 
 The arithmetic is float32, and for 16-bit keys the same to the last bit everywhere; see
 `rotation`. `import_turned` does the same to records on their way into pages.
@@ -178,6 +179,10 @@ def supports(
         )
         or limits.too_long(pages=pages.shape[0], slots=n * slots)
         or limits.misplaced(offsets, limits.ALIGNMENT, "a page")
+        or limits.outside(
+            offsets, (slots - 1) * slot_stride + window.nbytes, pages.shape[1], "a page"
+        )
+        or limits.overlapping(offsets, window.nbytes, slot_stride, slots)
     )
     if refusal:
         return refusal

@@ -99,6 +99,33 @@ def test_keys_of_16_bits_are_turned_to_the_same_last_bit(prove, style, dtype):
     np.testing.assert_allclose(turned, plain, atol=0.02, rtol=0.01)
 
 
+@pytest.mark.parametrize(
+    ("offsets", "stride", "words"),
+    [
+        ([0, 0], 64, "windows of 32 B from 0 and from 0 of a page"),
+        ([0, 16], 64, "windows of 32 B from 0 and from 16 of a page"),
+        ([0], 16, "windows of 32 B every 16 B"),
+        ([64], 64, "992 B from offset 64 on, in a page of 1,024 B"),
+        ([-32], 64, "992 B from offset -32 on"),
+    ],
+)
+def test_windows_that_overlap_or_leave_their_page_are_refused(
+    prove, offsets, stride, words
+):
+    """The kernel would turn a byte twice, or a neighbour's."""
+    (pages, ids, _, cos, sin), facts, _ = keys_of(prove, "interleaved", "bfloat16")
+    facts["slot_stride"] = stride
+    at = np.array(offsets, np.int32)
+    assert words in rerope.supports(pages, ids, at, cos, sin, **facts)
+
+
+def test_a_block_that_leaves_its_page_is_refused(prove):
+    shape = blocked.Shape(16, 128, 4)
+    pages, offsets = prove.bytes(3, shape.nbytes + 16), np.array([32], np.int32)
+    refusal = rows_of_blocks.supports(pages, IDS, offsets, shape=shape)
+    assert "2,112 B from offset 32 on, in a page of 2,128 B" in refusal
+
+
 def plainly(arrays, facts, page: int, entry: int) -> np.ndarray:
     """Turn one page in double precision."""
     pages, _, _, cos, sin = arrays
@@ -150,7 +177,8 @@ def test_no_page_and_no_block_change_nothing(prove, op):
     none = np.zeros(0, np.int32)
     (pages, ids, offsets, cos, sin), facts, _ = keys_of(prove, "half", "bfloat16")
     blocks = prove.bytes(6, 4400)
-    for some, where, count in ((none, OFFSETS, (0, 2)), (IDS, none, (3, 0))):
+    whole = offsets if op is rerope else OFFSETS
+    for some, where, count in ((none, whole, (0, 2)), (IDS, none, (3, 0))):
         rows = np.zeros((*count, 16, 132), np.uint8)
         if op is rerope:
             tables = cos[: len(some)], sin[: len(some)]

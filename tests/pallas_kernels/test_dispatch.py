@@ -85,3 +85,18 @@ def test_under_jit_the_platform_is_where_jax_compiles():
 
     jax.jit(traced)(jnp.zeros((2, 48), jnp.uint8), IDS)
     assert seen[0].implementation == "reference" and "on cpu" in seen[0].reason
+
+
+@pytest.mark.parametrize("implementation", ["auto", "host", "reference"])
+@pytest.mark.parametrize("num_pages", [4, -1])
+def test_more_pages_than_the_pools_array_has_are_refused(
+    prove, implementation, num_pages
+):
+    """Ids up to them would be let in, and a read would give the last page's bytes."""
+    pages, ids = prove.bytes(3, 48), np.array([3], np.int32)
+    facts = {"implementation": implementation, "num_pages": num_pages}
+    with pytest.raises(Unsupported, match="in an array of 3"):
+        dispatch.run("gather_pages", pages, ids, **facts)
+    table, into = np.zeros((1, 2), np.int32), prove.bytes(9, 16)
+    with pytest.raises(Unsupported, match="in an array of 3"):
+        dispatch.choose("export_records", into, pages, ids, table, np.int32(0), **facts)

@@ -54,6 +54,8 @@ def test_no_token_appends_nothing(prove):
         (Run(0, 72, 0, 64), "slot stride of 72 B"),
         (Run(0, 64, 4, 64), "offset in a row of 4 B"),
         (Run(0, 6, 0, 4), "a word stands at"),
+        (Run(384, 64, 0, 64), "256 B from offset 384 on, in a page of 512 B"),
+        (Run(0, 64, 80, 64), "64 B from offset 80 on, in a row of 128 B"),
     ],
 )
 def test_a_run_that_no_copy_serves_is_refused_with_numbers(prove, run, words):
@@ -69,7 +71,7 @@ def exported(into, pages, ids, first) -> np.ndarray:
     into = into.copy()
     for row in range(len(into)):
         entry, slot = divmod(first + row, 4)
-        if entry < len(ids) and 0 <= ids[entry] < NUM_PAGES:
+        if 0 <= entry < len(ids) and 0 <= ids[entry] < NUM_PAGES:
             for at, in_record in TABLE:
                 start = at + 64 * slot
                 part = pages[ids[entry], start : start + 64]
@@ -98,6 +100,38 @@ def test_records_are_imported_into_the_slots_of_their_tokens_alone(prove):
     assert (found[3, :128] == pages[3, :128]).all()  # tokens before the first
     again = exported(rows, found, PAGES_OF, 2)
     np.testing.assert_array_equal(again, rows)
+
+
+@pytest.mark.parametrize("first", [-1, -6, -4 * 4, 2**31 - 2])
+def test_tokens_before_the_table_or_far_behind_it_are_nobodys(prove, first):
+    """A table is no ring: what is -1 of it is not its last page."""
+    pages, rows = prove.bytes(8, 512), prove.bytes(11, 128)
+    arrays = rows, pages, PAGES_OF, TABLE, np.int32(first)
+    found = prove.equal(export_records, arrays, **FACTS)
+    np.testing.assert_array_equal(found, exported(rows, pages, PAGES_OF, first))
+    arrays = pages, PAGES_OF, TABLE, rows, np.int32(first)
+    filled = prove.equal(import_records, arrays, **FACTS)
+    again = exported(np.zeros_like(rows), filled, PAGES_OF, first)
+    named = exported(np.zeros_like(rows), np.ones_like(pages), PAGES_OF, first) == 1
+    np.testing.assert_array_equal(again, np.where(named, rows, 0))
+    others = [page for page in range(8) if page not in (0, 3)]
+    np.testing.assert_array_equal(filled[others], pages[others])
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ([[272, 0]], "256 B from offset 272 on, in a page of 512 B"),
+        ([[-16, 0]], "256 B from offset -16 on, in a page"),
+        ([[0, 80]], "64 B from offset 80 on, in a record of 128 B"),
+    ],
+)
+def test_a_run_that_leaves_its_page_or_record_is_refused(prove, table, words):
+    """A copy would take its neighbour's bytes, and no interpreter sees it."""
+    pages, rows = prove.bytes(8, 512), prove.bytes(4, 128)
+    table, first = np.array(table, np.int32), np.int32(0)
+    assert words in export_records.supports(rows, pages, IDS, table, first, **FACTS)
+    assert words in import_records.supports(pages, IDS, table, rows, first, **FACTS)
 
 
 def test_of_entries_of_one_page_the_last_is_imported(prove):
