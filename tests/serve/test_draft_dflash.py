@@ -121,7 +121,7 @@ def test_greedy_tokens_of_many_prompts_are_those_without_a_draft(flashed, engine
     assert drafted.accounts.in_use == 0
 
 
-@pytest.mark.parametrize("draft_tokens", [1, 3])
+@pytest.mark.parametrize("draft_tokens", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_blocks_of_the_layers_alone_change_no_token(flashed, engine, draft_tokens):
     prompts = [text(seed, 9 + 5 * seed) for seed in range(4)]
     plain = engine().generate(prompts, greedy(17))
@@ -313,12 +313,12 @@ def test_rows_that_are_no_numbers_are_faults(flashed, engine):
 @pytest.mark.own_steps
 def test_after_a_warm_up_nothing_is_compiled(flashed, monkeypatch):
     monkeypatch.undo()
-    made = flashed(widths=(64, 128))
+    made = flashed(max_length=64, widths=(64,))
     assert proposer_of(made).warm_up() > 0
     stepper = proposer_of(made)._stepper
     before = dict(stepper.num_traces)
     assert set(before.values()) == {1}
-    made.generate([text(3, 9), text(4, 70)], greedy(9))
+    made.generate([text(3, 9), text(4, 40)], greedy(9))
     assert dict(stepper.num_traces) == before
 
 
