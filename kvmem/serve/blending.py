@@ -160,8 +160,11 @@ class Blender:
         return self._learning.pop(request_id)
 
     def keep(self, pool: pools.Pool, sequence: Sequence) -> None:
-        """Register the prompt of a finished sequence, if it was to be learned."""
-        if sequence.request_id not in self._learning:
+        """Register the prompt of a finished sequence, if it was to be learned.
+
+        Not that of a mixed one: what other weights began is no text of either.
+        """
+        if sequence.request_id not in self._learning or sequence.is_mixed:
             return
         count = sequence.num_prompt
         records = {

@@ -318,7 +318,7 @@ class Engine(Answers):
             ConfigError: this engine does not blend, the text has images, is shorter
                 than a chunk or longer than a sequence.
             OutOfPages: it could never fit the pool.
-            InvalidId: its request was aborted meanwhile.
+            InvalidId: meanwhile its request was aborted, or the weights changed.
         """
         blender = self._blending("registering a text")
         tokens = self._prompt_ids(text)
@@ -336,7 +336,8 @@ class Engine(Answers):
             raise errors.InvalidId(
                 errors.say(
                     f"registering a text of {len(tokens)} tokens",
-                    f"its request {request_id} was aborted",
+                    f"its request {request_id} was aborted, or the weights changed "
+                    "before it was computed",
                     "Register it again",
                 )
             )

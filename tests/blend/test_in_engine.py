@@ -296,6 +296,27 @@ def test_a_text_whose_request_is_aborted_is_not_registered(
     assert engine.blender.texts() == () and not engine.blender._learning
 
 
+@pytest.mark.parametrize("verb", ["reset", "disown"])
+def test_a_text_that_two_sets_of_weights_computed_is_not_registered(
+    blending_engine, text, monkeypatch, verb
+):
+    engine = blending_engine()
+    step, turns = engine.step, []
+
+    def interrupted():
+        turns.append(step())
+        if len(turns) == 1:  # of two chunks
+            engine.reset(weights_epoch=1) if verb == "reset" else engine.disown()
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    try:
+        with pytest.raises(errors.InvalidId, match="or the weights changed"):
+            engine.register(text(100, 1))
+        assert engine.blender.texts() == () and not engine.blender._learning
+    finally:
+        engine.reset(weights_epoch=0)
+
+
 def test_an_engine_that_does_not_blend_registers_nothing(blending_engine, monkeypatch):
     engine = blending_engine()
     monkeypatch.setattr(engine, "blender", None)
