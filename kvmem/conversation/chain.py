@@ -51,9 +51,11 @@ class Span(NamedTuple):
     uri: str | None = None  # of the memory
 
     def is_at(self, uri: str) -> bool:
-        """Say whether it is a memory at a uri, or below it."""
+        """Say whether it is a memory at a uri, or below it; all are below ""."""
         mine = self.uri
-        return mine is not None and (mine == uri or mine.startswith(uri + "/"))
+        if mine is None:
+            return False
+        return not uri or mine == uri or mine.startswith(uri + "/")
 
 
 @dataclasses.dataclass(frozen=True)

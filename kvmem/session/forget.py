@@ -8,6 +8,7 @@ completed by the next.
     forget.in_session(place, Memory("memories/tea"))
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -24,21 +25,34 @@ from kvmem.session.state import BAD
 
 
 class Memory(NamedTuple):
-    """What is forgotten: a uri with all below it, and the words of its items."""
+    """What is forgotten: a uri with all below it, and the words of its items.
+
+    By its words an item is known that was served elsewhere, before it was moved.
+    """
 
     uri: str
-    texts: frozenset[str] = frozenset()  # an item that was moved was served elsewhere
+    digests: frozenset[str] = frozenset()  # of the words
 
     def is_at(self, uri: object) -> bool:
         """Say whether a uri is this memory's."""
         below = self.uri + "/"
-        return isinstance(uri, str) and (uri == self.uri or uri.startswith(below))
+        if not isinstance(uri, str):
+            return False
+        return not self.uri or uri == self.uri or uri.startswith(below)
 
     def is_in(self, fields: Mapping) -> bool:
         """Say whether a part of a message, or a kept answer's entry, is of it."""
         return self.is_at(fields.get("uri")) or (
-            "uri" in fields and fields.get("text") in self.texts
+            bool(self.digests)
+            and "uri" in fields
+            and isinstance(fields.get("text"), str)
+            and digest(fields["text"]) in self.digests
         )
+
+
+def digest(text: str) -> str:
+    """Return what tells the words of a memory from others."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Faults:

@@ -17,7 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvmem.errors import Denied, say
-from kvmem.session import actors, capture, forget, ids, marks, place, recall
+from kvmem.session import (
+    actors,
+    capture,
+    forget,
+    forgetting,
+    ids,
+    marks,
+    place,
+    recall,
+    views,
+)
 from kvmem.session.asking import Mark, Recall, RenderFn, ask, text_of
 from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.identity import Identity
@@ -90,8 +100,11 @@ class Principal:
                 the first; the others are its notes. Mend it and forget it again.
         """
         actor = self.actor_of(actor)
-        texts = frozenset(item.text for item in self.items.list(uri, actor=actor))
-        memory = forget.Memory(uri, texts)
+        views.checked(uri, actor, "forget", whole=True)
+        held = self.items.list(uri, actor=actor)
+        digests = frozenset(forget.digest(item.text) for item in held)
+        memory = forget.Memory(uri, digests)
+        memory = forgetting.begun(self.store, self.owner, memory)
         with forget.Faults() as faults:
             found = faults.kept(self.items.delete, uri, actor=actor)
             for id in self.sessions():
@@ -103,6 +116,7 @@ class Principal:
             faults.kept(forget.leftovers, self.store.io, folder)
             for hook in self.store.on_forget:
                 faults.kept(hook, self, uri)
+        forgetting.done(self.store, self.owner, memory)
         return found
 
     def captured(

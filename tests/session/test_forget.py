@@ -194,6 +194,43 @@ def test_a_session_that_cannot_be_cleaned_is_loud_when_all_others_are_clean(
     assert holders(me.store.root) == []
 
 
+def test_a_moved_memory_that_damage_kept_is_forgotten_when_it_is_mended(me, spread):
+    me.items.move(spread.uri, "facts/cellar")  # its servings say where it was
+    path = me.session("s").place.file(f"history/archive_001/{LOG}")
+    before = damage(path)
+    with pytest.raises(CorruptPage):
+        me.forget("facts/cellar")
+    notes = me.session("s").place.parent / ".forgetting"
+    (note,) = notes.iterdir()
+    assert b"lantern" not in note.read_bytes()  # digests, and no words
+    path.write_bytes(before)
+    me.store.close()
+    again = SessionStore.open(me.store.root).principal("lab", "ann")
+    assert again.forget("facts") == ()  # a folder is all below it
+    again.store.close()
+    assert holders(me.store.root) == [] and list(notes.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"{", b"[]", b'{"version":1,"account":"lab","user":"bob"}', b"\xff"]
+)
+def test_a_note_that_says_nothing_stops_no_forgetting(me, spread, note):
+    notes = me.session("s").place.parent / ".forgetting"
+    notes.mkdir()
+    (notes / "x.json").write_bytes(note)
+    assert me.forget(spread.uri) == (spread.uri,)
+    me.store.close()
+    assert holders(me.store.root) == []
+
+
+def test_all_of_a_users_memories_are_forgotten_at_once(me, spread):
+    me.items.move(spread.uri, "facts/cellar")
+    assert set(me.forget("")) == {"facts/cellar", "memories/lamp"}
+    me.store.close()
+    assert holders(me.store.root) == []
+    assert me.session("s").ledger() == {} == me.session("s").ledger("planner")
+
+
 def test_all_that_could_not_be_cleaned_is_told_at_once(me, spread):
     def fails(*_):
         raise OSError(5, "the disk of pages")
