@@ -88,12 +88,20 @@ class Config(RunConfig):
     folder: str = "runs/train_draft"
 
     def __post_init__(self):
+        faults = [
+            f"{prompt!r} has no {{}}" for prompt in self.prompts if "{}" not in prompt
+        ]
         if not 0 < self.held_out < len(self.topics):
+            faults.append(f"held_out = {self.held_out} of {len(self.topics)} topics")
+        if self.until is not None and not 0 < self.until <= self.steps:
+            faults.append(f"until = {self.until} of {self.steps} steps")
+        if faults:
             raise errors.ConfigError(
                 errors.say(
-                    f"held_out = {self.held_out} of {len(self.topics)} topics",
-                    "some are trained on, and some are measured alone",
-                    "Give more topics, or hold fewer out",
+                    "; ".join(faults),
+                    "every prompt asks about each topic; some are trained on, the last "
+                    "are measured alone, and training may stop early, never late",
+                    "Mend the values named",
                 )
             )
 
@@ -147,7 +155,7 @@ def run(config: Config) -> Iterator[Record]:
     stored = draft_layers.load(path, loaded, config.layers, trainer.complete)
     _, of_stored = trainer.held_out(trainer.start(stored), others)
     yield _learned(before, after, agreement, of_stored, path, first, len(prompts))
-    yield _drafted(config, loaded, prompts[-held_out:], path)
+    yield drafted(config, loaded, prompts[-held_out:], path)
     yield _clock(config, seconds)
 
 
@@ -191,7 +199,7 @@ def _trained(
         last = config.steps if config.until is None else config.until
         while done < last:
             start = time.perf_counter()
-            texts = _texts_of(done, len(lessons.tokens), config)
+            texts = texts_of(done, len(lessons.tokens), config)
             state, loss = trainer.step(state, lessons.of(texts), done)
             seconds.append(time.perf_counter() - start)
             done += 1
@@ -202,7 +210,7 @@ def _trained(
     return first, state, seconds
 
 
-def _texts_of(step: int, count: int, config: Config) -> np.ndarray:
+def texts_of(step: int, count: int, config: Config) -> np.ndarray:
     """Return which texts a step reads: all of them in turn, each time reshuffled."""
     places = step * config.batch + np.arange(config.batch)
     turns = {turn: _shuffled(count, config.seed, turn) for turn in {*places // count}}
@@ -256,7 +264,7 @@ def _learned(
     )
 
 
-def _drafted(
+def drafted(
     config: Config, loaded: LoadedModel, prompts: _Prompts, path: pathlib.Path
 ) -> Record:
     """Return the record of tokens a step, where an engine drafts with the layers."""
