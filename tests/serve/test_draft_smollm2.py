@@ -12,12 +12,14 @@ DRAFTS = {
     "ngram": ["speculative.draft_tokens=4"],
     "frozen_kv": ["speculative.layers=6", "speculative.steps=3"],
     "two_engine": ["speculative.layers=6", "speculative.steps=3"],
+    "dflash": ["speculative.draft_tokens=3"],
 }
+UNTRAINED = ("dflash",)
 
 
 @pytest.fixture(scope="session")
 def drafted_engine():
-    def make(algorithm, tp):
+    def make(mode, tp):
         settings = [
             "model.source=smollm2-135m-instruct",
             "model.kv_dtype=float32",
@@ -31,8 +33,9 @@ def drafted_engine():
             "serve.max_length=192",
             "serve.widths=[192]",
             f"topology.tp={tp}",
-            f"speculative.algorithm={algorithm}",
-            *DRAFTS[algorithm],
+            f"speculative.algorithm={'frozen_kv' if mode == 'tree' else mode}",
+            f"pool.kind={'split' if mode == 'tree' else 'unified'}",
+            *DRAFTS[mode],
         ]
         return configs.load(None, settings, env={}).engine()
 
@@ -41,17 +44,18 @@ def drafted_engine():
 
 @pytest.mark.long
 @pytest.mark.parametrize("tp", [1, 3])
-@pytest.mark.parametrize("algorithm", DRAFTS)
+@pytest.mark.parametrize("mode", DRAFTS)
 def test_greedy_tokens_with_a_draft_equal_those_of_transformers(
-    drafted_engine, repo_root, algorithm, tp
+    drafted_engine, repo_root, mode, tp
 ):
     path = repo_root / "tests" / "golden" / "smollm2_greedy.json"
     reference = json.loads(path.read_text())["sequences"]
     known = [greedy.Continuation(r["output_ids"], r["margins"]) for r in reference]
     sampling = SamplingParams(max_tokens=len(known[0].ids), ignore_eos=True)
-    engine = drafted_engine(algorithm, tp)
+    engine = drafted_engine(mode, tp)
     outputs = engine.generate([row["prompt_ids"] for row in reference], sampling)
     verdict = greedy.judge([output.output_ids for output in outputs], known)
     assert verdict.ok, str(verdict)
     stats = engine.stats().drafting
-    assert stats.accepted > 0 and not stats.faults
+    assert stats.drafted > 0 and not stats.faults
+    assert stats.accepted > 0 or algorithm in UNTRAINED
