@@ -12,9 +12,12 @@ DRAFTS = {
     "ngram": ["speculative.draft_tokens=4"],
     "frozen_kv": ["speculative.layers=6", "speculative.steps=3"],
     "two_engine": ["speculative.layers=6", "speculative.steps=3"],
+    "mtp": ["speculative.steps=3"],
+    "dspark": ["speculative.steps=3"],
     "dflash": ["speculative.draft_tokens=3"],
+    "tree": ["speculative.layers=6", "speculative.topk=2", "speculative.steps=2"],
 }
-UNTRAINED = ("dflash",)
+UNTRAINED = ("mtp", "dspark", "dflash")  # drawn from a seed: right by chance alone
 
 
 @pytest.fixture(scope="session")
@@ -58,4 +61,4 @@ def test_greedy_tokens_with_a_draft_equal_those_of_transformers(
     assert verdict.ok, str(verdict)
     stats = engine.stats().drafting
     assert stats.drafted > 0 and not stats.faults
-    assert stats.accepted > 0 or algorithm in UNTRAINED
+    assert stats.accepted > 0 or mode in UNTRAINED
