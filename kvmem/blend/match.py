@@ -15,7 +15,7 @@ tokens are equal: any run of 2C - 1 tokens of a registered text is found whole.
 import collections
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -136,7 +136,7 @@ class Library[T]:
         return tuple(
             Run(at, at + self.chunk_tokens, place.text, place.offset)
             for at, value in enumerate(hashes)
-            for place in self._hits(ids, at, value)
+            for place in self._equal(ids, at, self._places.get(value, ()))
         )
 
     def find(
@@ -144,31 +144,49 @@ class Library[T]:
     ) -> tuple[Run, ...]:
         """Return runs that cover what is found of a text, ascending, none overlapping.
 
-        Where several registered texts have a chunk, the one whose run is longest is
-        taken, the earliest of equals.
+        Where several registered texts have a token, one that begins both texts is
+        taken, for that is exact; then the longest run, the earliest of equals.
 
         Args:
             tokens: the text.
             first: tokens before it are not looked up.
         """
         ids = _as_ids(tokens)
-        hashes = rolling(ids, self.chunk_tokens).tolist()
-        found, at = [], first
-        while at < len(hashes):
-            runs = [
-                self._grown(ids, at, place, found[-1].stop if found else first)
-                for place in self._hits(ids, at, hashes[at])
-            ]
-            if runs:
-                found.append(max(runs, key=lambda run: run.num_tokens))
-                at = found[-1].stop
-            else:
-                at += 1
-        return tuple(found)
+        found, is_free = [], np.ones(len(ids), bool)
+        is_free[:first] = False
+        ranked = sorted(
+            self._runs(ids, first), key=lambda run: (not run.is_prefix, -run.num_tokens)
+        )
+        for run in ranked:
+            # One piece is left: what was taken is longer, or begins the text, and so
+            # lies over one of the run's ends.
+            left = np.flatnonzero(is_free[run.start : run.stop])
+            if left.size:
+                before, stop = int(left[0]), run.start + int(left[-1]) + 1
+                start = run.start + before
+                found.append(Run(start, stop, run.text, run.offset + before))
+                is_free[start:stop] = False
+        return tuple(sorted(found))
 
-    def _hits(self, ids: np.ndarray, at: int, value: int) -> list[_Place]:
+    def _runs(self, ids: np.ndarray, first: int) -> Iterator[Run]:
+        """Yield every run around a chunk, as far as tokens are equal, once each."""
+        stops: dict[tuple[int, int], int] = {}  # by text, and by how far it is moved
+        hashes = rolling(ids, self.chunk_tokens)[first:].tolist()
+        for at, value in enumerate(hashes, first):
+            places = [
+                place
+                for place in self._places.get(value, ())
+                if stops.get((place.text, at - place.offset), 0) <= at
+            ]
+            for place in self._equal(ids, at, places):
+                run = self._grown(ids, at, place)
+                stops[run.text, run.delta] = run.stop
+                yield run
+
+    def _equal(
+        self, ids: np.ndarray, at: int, places: Sequence[_Place]
+    ) -> list[_Place]:
         """Return the chunks that stand at `at`: equal digests and equal tokens."""
-        places = self._places.get(value)
         if not places:
             return []
         window = ids[at : at + self.chunk_tokens]
@@ -183,10 +201,10 @@ class Library[T]:
         own = self.texts[place.text].tokens
         return own[place.offset : place.offset + self.chunk_tokens]
 
-    def _grown(self, ids: np.ndarray, at: int, place: _Place, first: int) -> Run:
-        """Return the run around a chunk, not before token `first`."""
+    def _grown(self, ids: np.ndarray, at: int, place: _Place) -> Run:
+        """Return the run around a chunk."""
         own, offset = self.texts[place.text].tokens, place.offset
-        room = min(at - first, offset)
+        room = min(at, offset)
         back = _common(ids[at - room : at][::-1], own[offset - room : offset][::-1])
         ahead = _common(ids[at:], own[offset:])
         return Run(at - back, at + ahead, place.text, offset - back)

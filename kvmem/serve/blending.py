@@ -102,7 +102,7 @@ class Blender:
 
         Args:
             tokens: token ids, computed from the beginning of a text.
-            records: u8[n, record] of every group, by its name.
+            records: u8[n, record] of every group, by its name; copied.
             identity: whose text it is; its epoch is that of the weights that computed
                 the text, the first ones' (0) if it names none.
 
@@ -112,10 +112,15 @@ class Blender:
         """
         self.require_registrable(tokens, identity)
         self._require_whole(len(tokens), records)
+        held = {name: np.array(rows) for name, rows in records.items()}
+        return self._hold(tokens, held, identity)
+
+    def _hold(self, tokens: ListLike[int], held: Records, identity: Identity) -> int:
+        """Register a text by records that nobody else has."""
         library = self._libraries.setdefault(
             _dated(identity), Library(self.config.chunk_tokens)
         )
-        return library.add(tokens, records)
+        return library.add(tokens, held)
 
     def require_registrable(self, tokens: ListLike[int], identity: Identity) -> None:
         """Refuse a text that could not be found again, before it is computed.
@@ -177,7 +182,7 @@ class Blender:
             )
             for number, group in enumerate(self.groups)
         }
-        number = self.add(sequence.tokens[:count], records, sequence.identity)
+        number = self._hold(sequence.tokens[:count], records, sequence.identity)
         self._learning[sequence.request_id] = number
 
     def fill(
@@ -297,7 +302,7 @@ class Blender:
         faults = []
         for group in self.groups:
             found = records.get(group.name)
-            if found is None:
+            if not isinstance(found, np.ndarray):
                 faults.append(f"those of group {group.name!r} are missing")
             elif found.shape != (count, group.record_nbytes) or found.dtype != np.uint8:
                 faults.append(

@@ -105,6 +105,33 @@ def test_records_of_another_engine_are_as_good_as_its_own(blending_engine, text)
     assert answer(engine, [5, *text(20, 1), 6]).reused_tokens == 20
 
 
+def test_records_that_are_given_are_copied(blending_engine, text):
+    engine = blending_engine(ratio=0.0)
+    engine.register(text(20, 1))
+    (kept,) = engine.blender._libraries[Identity(epoch=0)].texts[0].kept.items()
+    name, rows = kept[0], kept[1].copy()
+    engine.blender.clear()
+    number = engine.blender.add(text(20, 1), {name: rows})
+    rows[...] = 0xAA
+    held = engine.blender._libraries[Identity(epoch=0)].texts[number].kept[name]
+    np.testing.assert_array_equal(held, kept[1])
+
+
+def test_a_text_that_begins_the_prompt_is_exact_though_a_longer_one_goes_on(
+    blending_engine, plain, text
+):
+    document, rest = text(20, 1), text(12, 2)
+    tokens = [*document, *rest[:6], 9]
+    expected, _ = plain(tokens)
+    engine = blending_engine(ratio=0.0)
+    engine.register([*text(8, 3), *document, *rest])
+    engine.register(document)
+    engine.table.clear_cache()
+    output = answer(engine, tokens)
+    assert (output.reused_tokens, output.recomputed_tokens) == (20, 0)
+    assert output.output_ids == expected
+
+
 @pytest.mark.case("LAY-05")
 def test_records_without_one_of_their_groups_are_no_text(blending_engine, text):
     """C6: the latent alone, or the index keys alone."""

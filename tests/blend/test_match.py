@@ -89,6 +89,45 @@ def test_the_longest_run_is_taken_and_the_earliest_of_equals():
     assert library(short, short).find([9, *short]) == (Run(1, 5, 0, 0),)
 
 
+@given(st.data())
+def test_any_run_of_two_chunks_less_one_is_found_whole_whatever_stands_beside_it(data):
+    """Texts share beginnings and ends, and one run must not hide the next."""
+    letters = st.lists(st.integers(0, 2), min_size=C, max_size=14)
+    texts = data.draw(st.lists(letters, min_size=1, max_size=3))
+    query = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        whole = data.draw(st.sampled_from(texts))
+        cut = data.draw(st.integers(0, len(whole))), data.draw(st.integers(0, 14))
+        query += [*whole[slice(*cut)], *data.draw(st.lists(st.just(3), max_size=2))]
+    held = set(covered(library(*texts).find(query)))
+    for tokens in texts:
+        for at in range(len(query) - 2 * C + 2):
+            for offset in range(len(tokens) - 2 * C + 2):
+                stop = 2 * C - 1
+                if query[at : at + stop] == tokens[offset : offset + stop]:
+                    assert held >= set(range(at, at + stop))
+
+
+def test_a_run_that_ends_inside_of_another_ones_chunk_does_not_hide_it():
+    first, second = [1, 1, 1, 1, 2], [2, 2, 3, 4, 5, 6, 7]
+    found = library(first, second).find([1, 1, 1, 1, *second])
+    assert covered(found) == list(range(11))
+    assert {run.text for run in found} == {0, 1}
+
+
+def test_a_text_that_begins_both_is_taken_before_a_longer_one_that_does_not():
+    """What begins the prompt as it was registered is exact; the longer one is not."""
+    document, rest = list(range(10, 18)), [30, 31, 32, 33]
+    made = library([1, 2, 3, 4, *document, *rest], document)
+    found = made.find([*document, *rest, 9])
+    assert found == (Run(0, 8, 1, 0), Run(8, 12, 0, 12)) and found[0].is_prefix
+
+
+def test_a_text_of_one_token_over_and_over_is_looked_up_in_good_time():
+    made = library([7] * 1_000, [7] * 900, chunk=32)
+    assert made.find([7] * 1_500)[0] == Run(0, 1_000, 0, 0)
+
+
 def test_tokens_before_the_first_are_not_looked_up_nor_grown_into():
     document = list(range(50, 62))
     assert library(document).find([*document, 3], first=4) == (Run(4, 12, 0, 4),)
