@@ -1,13 +1,17 @@
 """A block draft learns from what the model wrote, and drafts with what it learned."""
 
+import json
+import pathlib
+
 import jax
 import numpy as np
 import pytest
 
+import experiments.__main__ as command
 from experiments import draft_texts
 from experiments.dflash_training import BlockTrainer, begun
 from experiments.draft_training import Learning
-from kvmem.model import dflash
+from kvmem.model import dflash, draft_layers
 from kvmem.model.decoder import Decoder
 
 TAUGHT, DEPTH = 12, 3
@@ -86,3 +90,19 @@ def test_a_block_draft_learns(taught, trainer):
     assert after < 0.9 * before and loss < 0.95 * before
     moved = state.params["mask"] - trainer.start().params["mask"]
     assert np.abs(moved).max() > 1e-3
+
+
+@pytest.mark.long
+def test_a_config_trains_blocks_and_an_engine_drafts_with_them(
+    repo_root, tiny_model, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    smoke = repo_root / "configs" / "smoke" / "train_draft.toml"
+    asked = ["--set", "draft=dflash", "--set", "folder=runs/blocks", "--debug"]
+    assert command.main(["run", str(smoke), *asked]) == 0
+    data = json.loads(pathlib.Path("runs/smoke-train_draft/record.json").read_text())
+    assert data["ok"] and data["measurements"]["tokens_per_step"] >= 1
+    _, model = tiny_model
+    layers = draft_layers.load(data["layers"], model, 1, dflash.with_params)
+    first = begun(model).params["dflash.mask.weight"]
+    assert np.abs(layers.params["dflash.mask.weight"] - first).max() > 1e-3
