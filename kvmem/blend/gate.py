@@ -134,7 +134,7 @@ class Verdict:
     def objections(self, config: BlendConfig) -> tuple[str, ...]:
         """Return why this does not pass, in words; () where it does."""
         found = []
-        if self.agreement < config.min_agreement:
+        if not self.agreement >= config.min_agreement:  # what is no number is below
             found.append(
                 f"{self.agreement:.3f} of the next tokens agree, and "
                 f"blend.min_agreement is {config.min_agreement}"
@@ -162,6 +162,9 @@ def read(path: str | pathlib.Path) -> Verdict:
         found = json.loads(pathlib.Path(path).read_text())
         facts = {name: value for name, value in found.items() if name in names}
         facts["stale_selector"] = tuple(facts["stale_selector"])
+        wrong = [n for n in _FIGURES if not _is_figure(facts[n])]
+        if wrong:
+            raise TypeError(f"{', '.join(wrong)}: no figure")
         return Verdict(**facts)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise errors.ConfigError(
@@ -203,6 +206,14 @@ def require_passed(config: BlendConfig, model_id: str | None, kv_dtype: str) -> 
         asked_of = f"blending by the gate {config.gate!r}"
         raise errors.IncompatiblePlan(errors.say(asked_of, "; ".join(broken), cure))
     return found
+
+
+_FIGURES = ("ratio", "check_layer", "num_texts", "num_tokens", "agreement")
+_FIGURES += ("first_agreement", "kl", "blended_s", "recomputed_s")
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _unturned(layers: Sequence[LayerSpec], config: BlendConfig) -> list[str]:

@@ -22,12 +22,15 @@ class Quality(NamedTuple):
 def compare(full: np.ndarray, blended: np.ndarray) -> Quality:
     """Compare logits f32[n, V] of the same tokens.
 
-    Columns that are -inf in both (padding of a vocabulary) take no part.
+    Columns that are -inf in both (padding of a vocabulary) take no part. Tokens with a
+    NaN on either side agree with none, and the divergence is then NaN.
     """
     agree = full.argmax(axis=-1) == blended.argmax(axis=-1)
+    agree &= ~np.isnan(full + blended).any(axis=-1)
     wanted, found = _log_probs(full), _log_probs(blended)
-    seen = np.isfinite(wanted)
-    gaps = np.where(seen, np.exp(wanted) * (np.where(seen, wanted, 0) - found), 0.0)
+    seen = ~np.isneginf(wanted)
+    wanted, found = (np.where(seen, side, 0.0) for side in (wanted, found))
+    gaps = np.where(seen, np.exp(wanted) * (wanted - found), 0.0)
     return Quality(float(agree.mean()), bool(agree[0]), float(gaps.sum(-1).mean()))
 
 

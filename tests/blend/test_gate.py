@@ -174,11 +174,20 @@ def test_a_model_that_passed_is_let_through(record):
         ({"agreement": 0.899}, "0.899 of the next tokens agree"),
         ({"kl": 0.3}, "mean divergence is 0.3"),
         ({"kl": float("nan")}, "mean divergence is nan"),
+        ({"agreement": float("nan")}, "nan of the next tokens agree"),
     ],
 )
 def test_a_record_of_something_else_or_of_too_little_is_refused(record, changes, word):
     with pytest.raises(errors.IncompatiblePlan, match=word):
         passes(BlendConfig(gate=record(**changes)))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"agreement": "0.95"}, {"kl": None}, {"ratio": True}]
+)
+def test_a_record_whose_figures_are_none_is_no_record(record, changes):
+    with pytest.raises(errors.ConfigError, match=f"{next(iter(changes))}: no figure"):
+        gate.read(record(**changes))
 
 
 def test_without_a_gate_nothing_is_blended():
