@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from kvmem import budget, errors, geometry
 from kvmem import pool as pools
 from kvmem.geometry import Topology
 from kvmem.model import dflash
+from kvmem.model.decoder import Decoder
+from kvmem.model.dflash_decoder import DFlashDecoder
+from kvmem.model.partitions import partition_of
 from kvmem.serve import SamplingParams, ServeConfig
 from kvmem.serve import engine as engines
 from kvmem.serve import loop as loops
@@ -119,6 +123,42 @@ def test_greedy_tokens_of_many_prompts_are_those_without_a_draft(flashed, engine
     assert 0 < stats.drafting.accepted < stats.drafting.drafted
     assert not stats.drafting.faults
     assert drafted.accounts.in_use == 0
+
+
+def read_whole(model, block, tokens, anchors, length):
+    """What blocks behind `anchors` propose where a text is read without a cache."""
+
+    @jax.jit
+    def propose(tokens, anchors):
+        target = Decoder.from_params(model.spec, model.params)
+        part = partition_of(block.spec, Topology())
+        own = part.rank_params(block.params, 0)
+        draft = DFlashDecoder(part, {name: jnp.asarray(x) for name, x in own.items()})
+        rows = target.rows(tokens)
+        return jnp.argmax(draft.block_logits(rows, tokens, anchors, length), -1)
+
+    return np.asarray(propose(np.int32([tokens]), np.int32([anchors])))[0].tolist()
+
+
+def test_what_is_proposed_is_what_blocks_of_the_whole_text_propose(flashed, engine):
+    """After chunks of a prompt, accepted tokens and rejected ones."""
+    prompt = text(33, 21)
+    answers = answers_of(engine(), [prompt], 19)
+    drafted = flashed()
+    said, places = knowing(drafted, answers), []
+    propose = proposer_of(drafted).propose
+
+    def and_note(sequences, most):
+        places.append(len(sequences[0].tokens) - 1)
+        return propose(sequences, most)
+
+    proposer_of(drafted).propose = and_note
+    drafted.generate(prompt, greedy(19))
+    tokens, block = [*prompt, *answers[tuple(prompt)]], layers_for(drafted.model, 4)[0]
+    want = read_whole(drafted.model, block, tokens, places, 3)
+    assert len(places) > 5 and any(each != [0] * 3 for each in want)
+    for (found,), row in zip(said, want, strict=True):
+        assert list(found) == row[: len(found)]
 
 
 @pytest.mark.parametrize("draft_tokens", [pytest.param(1, marks=pytest.mark.long), 3])
