@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from experiments.harness import Check, Record, Rounds, RunConfig, interleave
 from experiments.session_clients import Plan, Service, Worker, misplaced
 from kvmem import errors
-from kvmem.session import SessionStore, item_rows, messages, search
+from kvmem.session import SessionStore, item_rows, resident, search
 from kvmem.session.keys import KeyRing
 
 __all__ = ["Config", "run"]
@@ -192,9 +192,9 @@ def _recall(config: Config, root: pathlib.Path) -> Record:
     _fill(store, config)
     unsynced = SessionStore.open(root, durability="process")
     you = unsynced.principal(_ACCOUNT, "ann")
-    # A window of one: each recall serves anew, and its serving is one line more.
-    served = {"session": me.session("served"), "cooldown": messages(1)}
-    lightly = {"session": you.session("unsynced"), "cooldown": messages(1)}
+    never = resident(lambda *_: ())  # cooled: each serves anew, and records it
+    served = {"session": me.session("served"), "cooldown": never}
+    lightly = {"session": you.session("unsynced"), "cooldown": never}
     held = me.session("held")
     measurements, checks = {}, []
     sql = "SELECT rowid, rank FROM words WHERE words MATCH ? ORDER BY rank LIMIT 8"

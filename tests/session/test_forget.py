@@ -3,7 +3,7 @@
 import pytest
 
 from kvmem.errors import CorruptPage, Denied
-from kvmem.session import SessionStore, forget, ledger, messages
+from kvmem.session import SessionStore, forget, ledger, messages, resident
 from kvmem.session.forget import Memory
 from kvmem.session.items import Retriever
 from kvmem.session.place import LEDGER, LOG
@@ -263,18 +263,20 @@ def test_a_damaged_chain_that_may_hold_it_goes_and_others_stay(me, spread):
     assert holders(me.store.root) == [] and session.chains.actors() == ("planner",)
 
 
+@pytest.mark.parametrize("end", [b"", WORDS.encode()], ids=["sound", "torn"])
 def test_what_a_ledgers_later_lines_took_back_goes_with_what_they_say(
-    me, spread, monkeypatch
+    me, spread, monkeypatch, end
 ):
-    monkeypatch.setattr(ledger, "MAX_REQUESTS", 2)  # answers that told it go
-    for name, end in (("s", b""), ("t", WORDS.encode())):  # one is torn too
-        session = me.session(name)
-        for i in range(3):
-            once = messages(1)
-            me.recall("likes", session=session, request_id=f"r{i}", cooldown=once)
-        path = session.place.file(LEDGER)
-        path.write_bytes(path.read_bytes() + end)
-        assert WORDS.encode() in path.read_bytes()
+    monkeypatch.setattr(ledger, "MAX_REQUESTS", 2)  # the answer that told it goes
+    session, never = me.session("u"), resident(lambda *_: ())
+    for name, query in (("a", "likes"), ("b", "hides"), ("c", "likes"), ("d", "likes")):
+        mark = "append" if query == "hides" else "return"
+        how = {"request_id": name, "mark": mark, "cooldown": never}
+        assert me.recall(query, session=session, **how).entries
+    assert spread.uri not in session.ledger()
+    path = session.place.file(LEDGER)
+    path.write_bytes(path.read_bytes() + end)
+    assert WORDS.encode() in path.read_bytes()
     me.forget(spread.uri)
     me.store.close()
     assert holders(me.store.root) == []
