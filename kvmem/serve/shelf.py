@@ -84,7 +84,7 @@ class Shelf:
         hit = self.cache.match(tokens, namespace, marks)
         if self.back_off:
             found = self.cache.pages(tokens, namespace, marks)
-            return self._backed_off(hit, found, len(tokens) - 1)
+            return self._backed_off(hit, found)
         if not self.others or not hit.vpages:
             return hit
         present = self._present(hit.vpages)
@@ -200,17 +200,16 @@ class Shelf:
     def _of_kind(self, kind: str) -> list[int]:
         return [g for g, life in enumerate(self.lives) if life.kind == kind]
 
-    def _backed_off(self, hit: Hit, found: Sequence[int], most: int) -> Hit:
+    def _backed_off(self, hit: Hit, found: Sequence[int]) -> Hit:
         """Return a hit without the last tokens that were found.
 
         Args:
             hit: what is found without a draft.
-            found: every cached page of the text.
-            most: tokens that may be used.
+            found: every cached page of the text, up to its last token.
         """
         size = self.cache.page_size
         pages = self._agreed(self._present(found))
-        length = min(most, pages * size - self.back_off)
+        length = pages * size - self.back_off
         if length <= 0:
             return Hit(0, (), BACKED_OFF if hit.vpages else hit.reason)
         whole, rest = divmod(length, size)
