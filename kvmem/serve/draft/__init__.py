@@ -21,7 +21,8 @@ prefix cache are those that the emitted tokens alone would have left (`verifier`
 A new kind of draft is a frozen dataclass with `groups` and `start(target)`, and a
 proposer of the protocol's verbs; `Forgetful` answers all but `propose`. What the target
 has of memory is reached through `target.pool`, `target.table` and each sequence's
-`held`.
+`held`. What it keeps in pages of its own travels with the target's records if it says
+how (`kvmem.serve.travel`), and is refused beside a store if it does not.
 """
 
 from kvmem.serve.draft.counts import DraftStats
