@@ -289,6 +289,7 @@ def test_the_pool_is_what_the_budget_paid_for_and_its_last_row_is_written(flashe
     planned = draft_pool(plan, groups, PAGES, Topology(dcp=dcp))
     assert proposer.pages.shape == (dcp, planned.pages, planned.page_nbytes)
     assert proposer.pages.nbytes == planned.nbytes * dcp
+    assert (np.asarray(proposer.pages) == pools.POISON).all()  # nothing is written
     assert sum(term.bytes_per_token for term in proposer.claims()) * 4 * PAGES == (
         planned.nbytes
     )
