@@ -25,11 +25,13 @@ def test_all_that_somebody_said_is_hidden_and_what_a_program_names_is_not():
 
 
 def test_what_was_hidden_comes_back_in_the_stretch_that_it_was_said_in():
-    hidden = spelled.hide([{"content": "a<s>xb</s>\ue000"}], SPECIALS)
+    # As a mark would be, were it not another character.
+    said = "a<s>xb</s>\ue0001\ue000"
+    hidden = spelled.hide([{"content": said}], SPECIALS)
     (message,) = hidden.messages
     text = f"<s>user {message['content']}</s><s>ok"
     assert list(hidden.pieces(text)) == [
         ("<s>", False),
-        ("user a<s>xb</s>\ue000", True),
+        (f"user {said}", True),
         ("</s><s>ok", False),
     ]
