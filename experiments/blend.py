@@ -84,6 +84,18 @@ class Config(RunConfig):
                     "Give one of the ratios",
                 )
             )
+        for ratio in self.ratios:
+            dataclasses.replace(self.blend, ratio=ratio)  # refuses what is none
+        counts = ("tokens", "prompts", "answer", "rounds")
+        low = [name for name in counts if getattr(self, name) < 1]
+        if low:
+            raise errors.ConfigError(
+                errors.say(
+                    f"{', '.join(low)} below 1",
+                    "a figure is of something that was measured",
+                    "Give 1 or more",
+                )
+            )
 
 
 def run(config: Config) -> Iterator[Record]:

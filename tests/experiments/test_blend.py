@@ -29,3 +29,16 @@ def test_the_smoke_config_runs_whole(repo_root, tmp_path, monkeypatch, capsys):
 def test_what_is_to_be_reached_is_measured():
     with pytest.raises(errors.ConfigError, match=r"targets.ratio = 0.15"):
         blend.Config(model=None, pool=None, serve=None, ratios=(0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        ({"rounds": 0}, "rounds below 1"),
+        ({"tokens": 0, "answer": 0}, "tokens, answer below 1"),
+        ({"ratios": (0.15, 2.0)}, "0 <= ratio <= 1"),
+    ],
+)
+def test_a_run_that_would_measure_nothing_is_refused_before_it_begins(changes, word):
+    with pytest.raises(errors.ConfigError, match=word):
+        blend.Config(model=None, pool=None, serve=None, **changes)

@@ -137,3 +137,14 @@ def test_what_a_device_answers_of_a_field_report_is_a_check():
         "JAX-11 a pool is held once", False, "2 B, not 1"
     )
     assert device_moves._check(twice | {"objection": None}).ok
+
+
+def test_a_run_that_compared_nothing_is_no_proof(monkeypatch):
+    (record,) = device_moves.run(config(operations=("rows_of_blocks",)))
+    (check,) = record.checks  # a model without blocks
+    assert not check.ok and "nothing was compared" in check.detail
+    module = dispatch.OPERATIONS["gather_pages"]
+    monkeypatch.setattr(module, "supports", lambda *a, **k: "a width of its own")
+    (record,) = device_moves.run(config())
+    *_, check = record.checks
+    assert not check.ok and "nothing was compared" in check.detail
