@@ -92,6 +92,7 @@ def append(place: Place, log: Log, data: bytes) -> Log:
 def rewrite(place: Place, start: lines.Clock, kept: tuple[lines.Line, ...]) -> None:
     """Replace the log by one that begins at `start` with the lines that are kept."""
     data = lines.header(place.identity, start) + b"".join(line.raw for line in kept)
+    place.logs.pop(place.file(LOG), None)  # what was known may be forgotten now
     files.write(place.io, place.file(LOG), data)
 
 

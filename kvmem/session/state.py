@@ -146,5 +146,6 @@ def rewrite_ledger(place: Place, state: State, new: Ledger) -> None:
         place.io.replace(place.file(LEDGER), aside)
     data = ledger_file.dump(new, place.identity, state.file.wholes + 1)
     place.known.pop(HEAD, None)
+    place.ledgers.pop(place.file(LEDGER), None)  # what was known may be forgotten now
     files.write(place.io, place.file(LEDGER), data)
     place.known[HEAD] = xxhash.xxh3_128_digest(data)

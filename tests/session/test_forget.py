@@ -67,6 +67,10 @@ def test_a_forgotten_memory_is_nowhere(me, spread):
     me.store.on_forget.append(lambda *each: told.append(each))
     assert me.forget(spread.uri) == (spread.uri,)
     assert told == [(me, spread.uri)]
+    place = handle.place
+    assert "behind the lantern" not in str(
+        (place.logs, place.ledgers, me.store.recent.__dict__)
+    )
     me.store.close()
     assert holders(me.store.root) == []
     again = SessionStore.open(me.store.root).principal("lab", "ann")
