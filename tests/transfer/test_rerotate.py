@@ -260,3 +260,15 @@ def test_a_rotated_part_before_scales_turns_and_they_stay(oracle):
     assert np.array_equal(
         np.delete(moved, np.s_[8:24], 1), np.delete(rows, np.s_[8:24], 1)
     )
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("delta", [9, np.array([1, 0, -5, 7, 300, 0, 2])])
+def test_threads_share_every_row_among_them(threads, delta):
+    """Seven rows are no multiple of any; more threads than rows do no harm."""
+    group = only(LayerSpec("a", 0, kv_heads=2, head_dim=8, rope=ROPE))
+    records = normal(7, 32).view(np.uint8)
+    alone = transfer.rerotate(records, group, delta)
+    assert (alone[-1] != records[-1]).any()
+    shared = transfer.rerotate(records, group, delta, threads=threads)
+    assert np.array_equal(shared, alone)

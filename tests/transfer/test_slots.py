@@ -240,7 +240,9 @@ def test_scales_of_another_width_are_refused():
     assert canonical.format_id([made]) != canonical.format_id([narrow])
 
 
-@pytest.mark.parametrize("topology", [Topology(2), Topology(4, 2, 2), Topology(8)])
+@pytest.mark.parametrize(
+    "topology", [Topology(2), Topology(2, 2), Topology(4, 2, 2), Topology(8)]
+)
 @pytest.mark.parametrize("order", ["head_major", "layer | field | token head"])
 def test_slots_of_any_pool_are_those_of_its_sequences(oracle, topology, order):
     specs = [LayerSpec(f"l{i}", i, kv_heads=4, head_dim=8) for i in range(2)]
