@@ -66,9 +66,9 @@ class GroupRecall:
     def fetch(self, pool: pools.Pool, sequence: Sequence) -> tuple[pools.Pool, Fetched]:
         """Donates `pool`. Let a sequence go on from what the store has of its text.
 
-        At least one known token is left to compute; and where a draft has the last one
-        that is found computed again, that one too. Where there is no room for what
-        windows read, or nothing that every part has, the sequence is as it was.
+        At least one known token is left to compute. Where a draft has tokens that are
+        found computed again, those are among what was found. Where there is no room for
+        what windows read, or nothing that every part has, the sequence is as it was.
         """
         started = time.perf_counter()
         known, done = sequence.tokens[:-1], sequence.num_computed
@@ -86,7 +86,8 @@ class GroupRecall:
         if length > done + again:
             if landing.prepare(self._table, sequence.held, length):
                 pool = self._land(self._table.apply(pool), sequence, found)
-                count, chunks = length - again - done, found.num_hit - first
+                count = length - (done + again if done else 0)
+                chunks = found.num_hit - first
                 fetched = Fetched(count, chunks, found.nbytes, found.reason)
             else:
                 fetched = Fetched(0, 0, 0, "no room for what windows read")

@@ -180,6 +180,10 @@ class Loop:
             return None
         self.pool = self.table.apply(self.pool)
         self.pool, fetched = self.recall.fetch(self.pool, sequence)
+        if (
+            fetched.num_tokens and not sequence.num_computed
+        ):  # as behind a cached prefix
+            sequence.num_computed -= self.table.shelf.back_off
         sequence.num_computed += fetched.num_tokens
         if is_first:
             sequence.store_reason = fetched.reason

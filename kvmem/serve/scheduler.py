@@ -318,7 +318,9 @@ class Scheduler:
         sequence.held = held
         sequence.num_computed = hit.num_tokens
         sequence.stops = self._stops(len(sequence.tokens), hit)
-        sequence.found(hit.num_tokens, hit.reason)
+        again = self.table.shelf.back_off if hit.num_tokens else 0  # but found
+        num_found = min(hit.num_tokens + again, len(sequence.tokens) - 1)
+        sequence.found(num_found, hit.reason)
         return True
 
     def _has_headroom(self, sequence: Sequence, hit: Hit) -> bool:

@@ -95,7 +95,6 @@ class VirtualPages:
 
     def export(self, sequence: Sequence, first: int, end: int) -> np.ndarray:
         """Return u8[end - first, record] of tokens that the target has computed."""
-        self._play_copies()
         return transfer.export_records(
             self.pages, self._ids(sequence), self._plan, end - first, first
         )
@@ -105,14 +104,15 @@ class VirtualPages:
         known = max(first, sequence.num_computed)
         rows = np.ascontiguousarray(records[known - first :])
         if len(rows):
-            self._play_copies()
             ids = self._ids(sequence)
             self.pages = transfer.import_records(
                 self.pages, ids, rows, self._plan, first_token=known
             )
 
     def _ids(self, sequence: Sequence) -> np.ndarray:
-        """Return the draft's pages behind a sequence's, by their place in its text."""
+        """Return the draft's pages behind a sequence's, by their place in its text; what
+        the target has copied of them is copied by then."""
+        self._play_copies()
         vpages = np.asarray(sequence.held.columns[self._leader], np.int32)
         return np.asarray(self.stepper.physical(vpages[None]))[0]
 
