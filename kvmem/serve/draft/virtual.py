@@ -110,8 +110,10 @@ class VirtualPages:
             )
 
     def _ids(self, sequence: Sequence) -> np.ndarray:
-        """Return the draft's pages behind a sequence's, by their place in its text; what
-        the target has copied of them is copied by then."""
+        """Return the draft's pages behind a sequence's, by their place in its text.
+
+        What the target has copied of them is copied by then.
+        """
         self._play_copies()
         vpages = np.asarray(sequence.held.columns[self._leader], np.int32)
         return np.asarray(self.stepper.physical(vpages[None]))[0]
