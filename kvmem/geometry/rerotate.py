@@ -42,7 +42,8 @@ def by_delta(rows: np.ndarray, rope: Rope, delta: int | np.ndarray) -> np.ndarra
     delta = np.asarray(delta, np.int64)
     window = rope.window(rows.shape[-1])
     angles = delta[..., None] * rope.inverse_frequencies(rows.shape[-1])  # float64
-    wide = angles.reshape(*delta.shape, *[1] * (rows.ndim - 1 - delta.ndim), -1)
+    inner = [1] * (rows.ndim - 1 - delta.ndim)
+    wide = angles.reshape(*delta.shape, *inner, len(window) // 2)
     cos, sin = np.cos(wide).astype(np.float32), np.sin(wide).astype(np.float32)
     found = rows.copy()
     part = rows[..., window.start : window.stop].astype(np.float32)

@@ -58,7 +58,7 @@ def by_delta(rows: jax.Array, rope: Rope, delta: jax.Array | int) -> jax.Array:
     delta = jnp.asarray(delta, jnp.int32)
     inner = (1,) * (rows.ndim - 1 - delta.ndim)
     turn = _turn(rope.inverse_frequencies(rows.shape[-1]), delta)
-    turn = turn.reshape(*delta.shape, *inner, -1)
+    turn = turn.reshape(*delta.shape, *inner, turn.shape[-1])
     turned = _replaced(rows, jnp.cos(turn), jnp.sin(turn), rope)
     still = jnp.broadcast_to((delta == 0).reshape(*delta.shape, *inner, 1), rows.shape)
     return jnp.where(still, rows, turned)

@@ -96,6 +96,11 @@ def test_no_distance_is_no_change_and_there_and_back_is_where_it_was():
     assert rerotate.turns(unrotated) == ()  # declared so: never turned
 
 
+def test_no_rows_turn_to_none():
+    none = rerotate.by_delta(normal(0, 3, 64), Rope(), np.zeros(0, int))
+    assert none.shape == (0, 3, 64)
+
+
 def test_two_turns_are_one():
     rows, facts = normal(16, 64), SCALED["llama3"]
     twice = rerotate.by_delta(rerotate.by_delta(rows, facts, 300), facts, -1111)

@@ -103,3 +103,8 @@ def test_a_turned_fp8_key_saturates():
     held = np.full((1, 2), 448, geometry.np_dtype("float8_e4m3fn"))
     found = np.asarray(by_delta(held, Rope(frequencies=(np.pi / 4,)), 1))
     assert found.astype(np.float32).tolist()[0][1] == 448.0
+
+
+def test_no_rows_turn_to_none():
+    none = by_delta(np.zeros((0, 3, 8), np.float32), Rope(100.0), np.zeros(0, int))
+    assert none.shape == (0, 3, 8)
