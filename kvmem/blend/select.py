@@ -37,7 +37,9 @@ def choose(
         width: M >= num_chosen, static.
     """
     count = scored.shape[0]
-    ranked = jnp.where(must | jnp.isnan(scored), jnp.inf, scored)
+    most = jnp.finfo(scored.dtype).max  # below what must be: that is never left out
+    ranked = jnp.where(jnp.isnan(scored), most, jnp.minimum(scored, most))
+    ranked = jnp.where(must, jnp.inf, ranked)
     _, order = lax.top_k(ranked, min(width, count))
     if width > count:
         order = jnp.concatenate([order, jnp.full(width - count, count, order.dtype)])
