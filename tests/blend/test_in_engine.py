@@ -203,8 +203,10 @@ def test_an_engine_that_drafts_does_not_blend(blending_engine):
         Blender(*given, drafts=True)
 
 
-def test_blended_pages_are_never_taken_for_exact_ones(blending_engine, text):
-    engine = blending_engine()
+@pytest.mark.parametrize("ratio", [0.0, 0.04, 0.15])
+def test_blended_pages_are_never_taken_for_exact_ones(blending_engine, text, ratio):
+    """Whether some of their tokens were computed anew, or none."""
+    engine = blending_engine(ratio=ratio)
     engine.register(text(20, 1))
     engine.table.clear_cache()
     tokens = [*text(8, 3), *text(20, 1), *text(8, 4)]
