@@ -10,7 +10,7 @@ from kvmem.geometry import formats, np_dtype
 
 
 def array(*shape, dtype="uint8"):
-    held = np.dtype("uint8") if dtype == "uint8" else np_dtype(dtype)
+    held = np.dtype(dtype) if dtype.endswith("int8") else np_dtype(dtype)
     return types.SimpleNamespace(shape=shape, dtype=held)
 
 
@@ -27,7 +27,7 @@ TABLE = [
     ("one layer of them", [array(1, 1, 132)], "NHD", 14, 14),
     *[
         (f"{dtype} of that shape", [array(10, 64, 132, dtype=dtype)], "NHD", 3, 3)
-        for dtype in ("float8_e4m3fn", BF16)
+        for dtype in ("int8", "float8_e4m3fn", BF16)
     ],
     *[
         (f"rows of {width}", [array(10, 64, width)], "NHD", 3, 3)
