@@ -281,6 +281,15 @@ def test_a_store_of_the_target_alone_is_refused(drafted, open_store, tmp_path, n
             drafted(name, store=kept)
 
 
+def test_a_draft_that_has_no_way_to_travel_is_refused_beside_a_store(
+    made, draft_of, hybrid_model, open_store
+):
+    """A window of the draft has passed the places where a text may end."""
+    with open_store(None) as kept:
+        with pytest.raises(errors.IncompatiblePlan, match="no part of a store"):
+            made("full", draft_of(hybrid_model("window")), store=kept)
+
+
 def test_a_store_of_target_and_draft_is_of_these_two_alone(drafted, open_store):
     with open_store("mtp") as kept:
         with pytest.raises(errors.IncompatiblePlan, match="parts .* of other groups"):

@@ -251,3 +251,15 @@ def test_a_window_cannot_have_a_token_computed_again(page_table):
     made = PageTable(ledger, PrefixCache(4), lives)
     with pytest.raises(errors.IncompatiblePlan, match="moved past a token"):
         made.shelf.compute_again(1)
+
+
+def test_a_page_that_is_copied_is_used_as_much_as_those_that_are_shared(page_table):
+    table, texts = page_table(num_pages=4), [text(33, 5), text(34, 5)]
+    table.shelf.compute_again(1)
+    for tokens in texts:
+        held = table.begin(table.match(tokens), tokens)
+        table.publish(tokens, held)
+        table.give_back(held)
+    table.give_back(table.begin(table.match(texts[0]), texts[0]))
+    table.give_back(table.begin(MISS, text(35, 12)))  # three pages: one is evicted
+    assert [table.match(tokens).num_tokens for tokens in texts] == [3, 0]
