@@ -163,6 +163,15 @@ def test_nothing_is_turned_where_the_delta_is_nought_whatever_the_bits(prove, st
     np.testing.assert_array_equal(prove.equal(rerope, still, **facts), nan)
 
 
+@pytest.mark.parametrize("style", ["half", "interleaved"])
+def test_half_a_turn_is_no_stillness_though_its_sine_is_nought(prove, style):
+    arrays, facts, _ = keys_of(prove, style, "bfloat16")
+    pages, ids, offsets, cos, sin = arrays
+    turned = pages, ids, offsets, -np.ones_like(cos), np.zeros_like(sin)
+    found = prove.equal(rerope, turned, **facts).view(np.uint16)
+    np.testing.assert_array_equal(found[3], pages.view(np.uint16)[3] ^ 0x8000)
+
+
 def test_a_page_that_is_named_twice_turns_once_as_the_last_entry_says(prove):
     (pages, _, offsets, cos, sin), facts, _ = keys_of(prove, "interleaved", "bfloat16")
     ids = np.array([3, 0, 3], np.int32)
