@@ -46,6 +46,25 @@ def test_yarn_ramps_between_pairs_that_turn_often_and_seldom():
     assert made.magnitude**2 == pytest.approx(1.8133, abs=5e-5)
 
 
+@pytest.mark.case("ROP-06")
+@pytest.mark.parametrize("truncate", [True, False])
+def test_yarns_ramp_begins_and_ends_at_whole_pairs_or_between_them(truncate):
+    """GPT-OSS says "truncate": false; the ramp is then a little steeper."""
+    theta, width, factor, length = 150_000.0, 64, 32.0, 4096
+    made = rope.yarn(theta, width, factor, length, truncate=truncate)
+    low, high = (
+        width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (32.0, 1.0)
+    )
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    for pair, found in enumerate(made.inverse_frequencies(width)):
+        plain = theta ** (-2 * pair / width)
+        slowed = min(max((pair - low) / (high - low), 0.0), 1.0)
+        want = plain * (1 - slowed) + plain / factor * slowed
+        assert found == pytest.approx(want, rel=1e-12)
+
+
 def test_yarns_magnitude_is_declared_or_follows_from_its_scales():
     assert rope.yarn(1e4, 64, 40.0, 4096, attention_factor=1.25).magnitude == 1.25
     both = rope.yarn(1e4, 64, 40.0, 4096, mscale=0.707, mscale_all_dim=0.707)
