@@ -58,6 +58,8 @@ class Config(RunConfig):
         every: steps between two checkpoints.
         words, others, alone: see `draft_training.Learning`.
         draft_tokens: proposed at most, where the layers draft in the end.
+        answered: of the questions held out, how many are answered so.
+        least: tokens a step that are wanted there.
         seed: of texts, of batches, and of the first weights of a block draft.
         folder: where texts, checkpoints and layers go.
     """
@@ -84,6 +86,8 @@ class Config(RunConfig):
     others: int = 512
     alone: float = 0.4
     draft_tokens: int = 3
+    answered: int = 16
+    least: float = 1.0
     seed: int = 0
     folder: str = "runs/train_draft"
 
@@ -155,7 +159,7 @@ def run(config: Config) -> Iterator[Record]:
     stored = draft_layers.load(path, loaded, config.layers, trainer.complete)
     _, of_stored = trainer.held_out(trainer.start(stored), others)
     yield _learned(before, after, agreement, of_stored, path, first, len(prompts))
-    yield drafted(config, loaded, prompts[-held_out:], path)
+    yield drafted(config, loaded, prompts[-held_out:][: config.answered], path)
     yield _clock(config, seconds)
 
 
@@ -285,6 +289,13 @@ def drafted(
         "correctness",
         "tokens for each step of the target, answering what was held out",
         "xla",
+        checks=(
+            Check(
+                "layers draft what the model says",
+                found.tokens_per_step >= config.least,
+                f"{found.tokens_per_step:.3f} tokens a step, aim {config.least}",
+            ),
+        ),
         measurements={
             "tokens_per_step": round(found.tokens_per_step, 3),
             "accept_rate": round(found.accept_rate, 4),
