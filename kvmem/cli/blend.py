@@ -5,7 +5,8 @@
 Answers a set of real texts with everything computed and over blended pages, and reports
 the agreement of next tokens, their divergence, and the time to the first token. Exit
 code 1: the model does not pass the limits of [blend]. A model that cannot be blended is
-refused with the law that it breaks, before any weight is read.
+refused with the law that it breaks, before any weight is read. The config's store takes
+no part: what it has would be timed as if it were computed.
 """
 
 import dataclasses
@@ -86,8 +87,9 @@ def run(arguments: Arguments) -> int:
 
 
 def _loaded(arguments: Arguments) -> config.Config:
-    """Return the config, with a table [blend] of defaults where it has none, and room
-    for the longest prompt."""
+    """Return the config, with a table [blend] of defaults where it has none, room for
+    the longest prompt, and no store: what lies in it would be neither computed nor
+    blended."""
     loaded = config.load(arguments.path, arguments.set, os.environ)
     needed = arguments.tokens + arguments.answer + _MORE_TOKENS
     if loaded.serve.max_length < needed:
@@ -101,7 +103,7 @@ def _loaded(arguments: Arguments) -> config.Config:
         )
     if loaded.blend is None:
         loaded = dataclasses.replace(loaded, blend=BlendConfig())
-    return loaded
+    return dataclasses.replace(loaded, store=config.StoreConfig())
 
 
 def _require_positive(arguments: Arguments) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvmem import errors
 from kvmem.blend import Verdict, gate
 from kvmem.blend.quality import Quality, compare
 from kvmem.blend.texts import Prompt
@@ -92,7 +93,19 @@ def check(
         prompts: with the documents in them, in changed orders.
         documents: token ids by name, registered here.
         num_tokens: next tokens of each prompt that are compared.
+
+    Raises:
+        ConfigError: an engine with a store: what it has would be timed as computed.
     """
+    if engine.recall is not None:
+        raise errors.ConfigError(
+            errors.say(
+                "a check of blending in an engine with a store",
+                "both sides are timed with nothing kept from before, and a store keeps "
+                "what the first of them computed",
+                "Make the engine without a store",
+            )
+        )
     registered(engine, documents)
     config = engine.blender.config
     found = compared(engine, answers(engine, prompts, num_tokens))

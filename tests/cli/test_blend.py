@@ -73,6 +73,7 @@ def toml(tmp_path):
 def test_a_latent_model_is_checked_by_its_name_of_what_is_stale(toml, tmp_path, capsys):
     path, out = toml("deepseek_v32", LATENT), tmp_path / "gates" / "tiny.json"
     sets = ["--set", "blend.allow_stale_selector=true", "--set", "blend.min_tokens=8"]
+    sets += ["--set", f"store.root={tmp_path / 'store'}"]
     loose = [*sets, "--set", "blend.min_agreement=0", "--set", "blend.max_kl=100"]
     assert cli.main(["blend", "check", path, *loose, *SMALL, "-o", str(out)]) == 0
     said = capsys.readouterr().out
@@ -82,6 +83,16 @@ def test_a_latent_model_is_checked_by_its_name_of_what_is_stale(toml, tmp_path, 
     assert record["num_texts"] == 2 and record["num_tokens"] == 8
     assert 0 <= record["agreement"] <= 1 and record["kl"] >= 0
     assert record["blended_s"] > 0 and record["recomputed_s"] > 0
+    assert not (tmp_path / "store").exists(), "what is kept is not timed, nor kept"
+
+
+def test_an_engine_with_a_store_is_not_checked(toml, tmp_path):
+    """Its second answer would come from there, and be timed as computed."""
+    sets = [f"store.root={tmp_path / 'store'}", "blend.allow_stale_selector=true"]
+    loaded = config.load(toml("deepseek_v32", LATENT), sets)
+    with loaded.engine(gated=False) as engine:
+        with pytest.raises(errors.ConfigError, match="in an engine with a store"):
+            blend_check.check(engine, (), {})
 
 
 VERDICT = Verdict(
