@@ -67,14 +67,15 @@ def asked(**facts):
 
 @pytest.mark.long
 def test_stored_layers_of_smollm2_draft_well(repo_root):
-    """Layers in the repository: two tokens a step about what was not trained on."""
+    """Layers in the repository, asked about topics that they were not trained on."""
     loaded = settings.read(
         train_draft.Config, repo_root / "configs" / "train_draft.toml", (), {}
     )
     config = loaded.value
     _, model = tiny_decoder.load(config.model)
-    prompts = train_draft.questions_of(config, model)[-8:]
+    held_out = config.held_out * len(config.prompts)
+    prompts = train_draft.questions_of(config, model)[-held_out:][: config.answered]
     path = repo_root / "experiments" / "drafts" / "smollm2_mtp.safetensors"
     assert path.stat().st_size < 5e6
     record = train_draft.drafted(config, model, prompts, path)
-    assert record.measurements["tokens_per_step"] > 1.8
+    assert record.measurements["tokens_per_step"] >= config.least
