@@ -32,13 +32,8 @@ def drafted(tiny_model, tmp_path):
     return make
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        "dspark",
-        *(pytest.param(a, marks=pytest.mark.long) for a in ("mtp", "two_engine")),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("algorithm", ["dspark", "mtp", "two_engine"])
 def test_a_drafted_conversation_is_resumed_with_its_draft(drafted, short, algorithm):
     replies, drafts = [], []
     for each in (algorithm, None):
