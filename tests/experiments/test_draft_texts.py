@@ -9,7 +9,7 @@ from experiments.draft_texts import Writing
 from kvmem import errors
 from kvmem.model.decoder import Decoder
 
-PROMPTS = [[5, 9, 2, 77], [5, 9, 31, 8, 60, 12], [5, 9, 2]]
+PROMPTS = [[5, 9, 2, 77], [5, 9, 31, 8, 60, 12]] * 2
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_rows_and_likelihoods_are_those_of_the_text_read_again(tiny_model, writt
 
 def test_texts_begin_with_their_prompts_and_go_on_with_what_was_likely(written):
     *_, lessons = written
-    assert lessons.tokens.shape == (3, 14)
+    assert lessons.tokens.shape == (4, 14)
     for text, likely, prompt in zip(
         lessons.tokens, lessons.likely, PROMPTS, strict=True
     ):
