@@ -225,16 +225,16 @@ class Trainer:
         """Return the mean over passes and places of the divergence from the model."""
         draft, found = self._passes(params, fixed, lessons, depth)
         head = fixed.shared.get("lm_head", fixed.shared["embed"])
-        spared = len(self._rest) / max(1, len(others))
+        # An other token stands for as many as were not drawn beside it.
+        weight = np.log(max(1, len(self._rest)) / max(1, len(others)))
+        weights = np.repeat([0, weight], [len(fixed.words), len(others)])
+        weights = jnp.asarray(weights, jnp.float32)[None, None]
         heads = jnp.concatenate([head[fixed.words], head[others]])
         total = jnp.float32(0)
         for rows, likely, logprobs in found:
             rows = rms_norm(rows, draft.norm, self._spec.norm_eps)
             said = jnp.einsum("nqd,md->nqm", rows, heads)
-            weight = (
-                jnp.zeros(heads.shape[:1]).at[len(fixed.words) :].set(jnp.log(spared))
-            )
-            whole = jax.nn.logsumexp(said + weight[None, None], -1, keepdims=True)
+            whole = jax.nn.logsumexp(said + weights, -1, keepdims=True)
             total += _divergence(said - whole, fixed.place[likely], logprobs)
         return total / len(found)
 
