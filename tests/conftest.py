@@ -42,9 +42,14 @@ os.environ.update(_STRICT)
 if _WORKER:  # workers are started deaf to Ctrl-C, and so would be what a test starts
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
+
+# How long an example takes says how busy the machine is, and nothing of kvmem.
+hypothesis.settings.register_profile("untimed")
+hypothesis.settings.load_profile("untimed")
 
 _MOST_AREAS = 25_000  # mapped by a process when a module ends
 _ON_A_GPU = "only a CUDA device shows it: asked of one by configs/device_moves.toml"

@@ -66,7 +66,7 @@ PLANS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     layers=models(),
     draft=st.sampled_from([None, "own pool", "shared"]),

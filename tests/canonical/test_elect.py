@@ -30,7 +30,7 @@ def written(held, pages):
     return [sum(of_rank) for of_rank in zip(*each, strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.dictionaries(
         st.integers(1, 40), st.integers(1, 23), min_size=1, max_size=4
@@ -44,7 +44,7 @@ def test_a_batch_is_shared_to_within_one_row_of_the_widest(counts, ranks, pages)
     assert max(shares) - min(shares) <= max(counts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.dictionaries(
         st.integers(1, 40), st.integers(1, 23), min_size=1, max_size=4
@@ -62,7 +62,7 @@ def test_an_election_repeats_after_its_period(counts, ranks, page, pages):
     assert ranks % every == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     counts=st.dictionaries(
         st.integers(1, 40), st.integers(1, 9), min_size=1, max_size=4

@@ -31,7 +31,7 @@ def test_runs_of_two_planes_never_touch(count):
     assert [run.plane for run in join([there, here])] == [0, 1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     widths=st.lists(st.integers(1, 3), min_size=1, max_size=8),
     holes=st.lists(st.booleans(), min_size=8, max_size=8),

@@ -189,7 +189,7 @@ def _operation(group):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(_operation(0) | _operation(1), max_size=30))
 def test_device_ledger_and_model_agree_after_every_operation(operations):
     trio = Trio()
@@ -200,7 +200,7 @@ def test_device_ledger_and_model_agree_after_every_operation(operations):
     assert [verb._cache_size() <= len(VPAGES) for verb in _VERBS.values()] == [True] * 4
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(_operation(0) | _operation(1), max_size=30))
 def test_when_every_holder_lets_go_every_page_is_free(operations):
     trio = Trio()

@@ -77,7 +77,7 @@ def test_a_special_token_that_somebody_spells_in_a_chat_is_words(smollm2):
 @given(
     st.lists(st.sampled_from([*"hi \n<|>", "<|im_end|>", "im_start", "é", "\ue000"]))
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_is_said_a_chat_has_the_templates_special_tokens_alone(
     demo_tokenizer, said
 ):
@@ -117,7 +117,7 @@ def test_a_broken_last_character_comes_out_at_the_end(smollm2):
     assert stream.finish() == ""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, 49_151) | st.integers(17, 280), max_size=40))
 def test_pieces_join_to_the_decoded_whole(demo_tokenizer, ids):
     stream = demo_tokenizer.stream()
@@ -125,7 +125,7 @@ def test_pieces_join_to_the_decoded_whole(demo_tokenizer, ids):
     assert "".join(pieces) + stream.finish() == demo_tokenizer.decode(ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(_CHARACTERS))
 def test_any_text_comes_back(demo_tokenizer, text):
     assert demo_tokenizer.decode(demo_tokenizer.encode(text), False) == text

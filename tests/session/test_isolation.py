@@ -145,7 +145,7 @@ def _filled(me, secret: str, actors, steps) -> list[str]:
 @hypothesis.given(
     st.lists(st.sampled_from(["remember", "append", "recall", "commit"]), max_size=4)
 )
-@hypothesis.settings(max_examples=6, deadline=None)
+@hypothesis.settings(max_examples=6)
 def test_users_with_equal_texts_and_session_ids_see_nothing_of_each_other(
     tmp_path_factory, steps
 ):

@@ -40,7 +40,7 @@ def without_nobody(ledger: Ledger) -> Ledger:
     return dataclasses.replace(ledger, actors=held)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(ledgers, min_size=1, max_size=6))
 def test_lines_behind_a_ledger_make_it_every_later_one(states):
     first, *later = states
@@ -53,7 +53,7 @@ def test_lines_behind_a_ledger_make_it_every_later_one(states):
     assert found.has_changes == bool(later)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(ledgers, ledgers, st.data())
 def test_a_line_that_was_cut_off_changes_nothing_and_no_line_follows_it(
     before, after, data
@@ -194,7 +194,7 @@ def test_a_file_does_not_grow_beyond_twice_what_it_says(me, monkeypatch):
     assert most < 1000
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(ledgers, min_size=2, max_size=5), st.integers(0, 4), st.data())
 def test_what_was_read_before_is_read_on_from_and_never_trusted(states, seen, data):
     first, *later = states

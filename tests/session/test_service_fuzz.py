@@ -75,7 +75,7 @@ def test_no_body_is_a_fault_of_the_service(service, verb):
     app, key = service
 
     @hypothesis.given(bodies_of(verb.body))
-    @hypothesis.settings(max_examples=25, deadline=None)
+    @hypothesis.settings(max_examples=25)
     def run(body):
         async def send():
             transport = httpx.ASGITransport(app)
