@@ -48,7 +48,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 # How long an example takes says how busy the machine is, and nothing of kvmem.
-hypothesis.settings.register_profile("untimed")
+hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 _MOST_AREAS = 25_000  # mapped by a process when a module ends
