@@ -42,6 +42,7 @@ def test_the_table_is_strict(tmp_path):
         ({"algorithm": "frozen_kv", "weights": "x"}, "speculative.weights"),
         ({"algorithm": "mtp", "max_match": 3}, "speculative.max_match"),
         ({"min_match": 3}, "speculative.min_match"),
+        ({"algorithm": "ngram", "acceptance": "rejection"}, "speculative.acceptance"),
         ({"algorithm": "mtp", "weights": "x", "seed": 1}, "weights and a seed"),
         ({"algorithm": "ngram", "min_match": 4, "max_match": 3}, "min_match = 4"),
         ({"algorithm": "ngram", "topk": 0}, "topk = 0"),

@@ -84,5 +84,6 @@ def draft_of(
         small=None if draft is None else draft.load(),
         seed=asked.seed or 0,
         weights=asked.weights,
+        acceptance=asked.acceptance or "coupled",
         **facts,
     )

@@ -5,7 +5,7 @@ SpeculativeConfig("ngram", draft_tokens=4).plan(pool_kind="unified").num_drafted
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from kvmem import errors, settings
 from kvmem.geometry import LayerSpec, LifecycleGroup
@@ -22,6 +22,7 @@ _READ_BY = {  # option -> the algorithms that read it
     "seed": _OWN_LAYERS,
     "min_match": ("ngram",),
     "max_match": ("ngram",),
+    "acceptance": ("two_engine",),
 }
 
 
@@ -43,6 +44,9 @@ class SpeculativeConfig:
         seed: of draft layers that are not trained.
         min_match, max_match: tokens that ngram looks for, the longest match first;
             None: 1 and 3.
+        acceptance: of tokens that two_engine samples; None: "coupled", the target's own
+            draw decides. "rejection": exact rejection sampling, other tokens of the
+            same distribution, more of them accepted.
     """
 
     algorithm: Algorithm | None = None
@@ -54,6 +58,7 @@ class SpeculativeConfig:
     seed: int | None = None
     min_match: int | None = None
     max_match: int | None = None
+    acceptance: Literal["coupled", "rejection"] | None = None
 
     def __post_init__(self):
         settings.settle(self)

@@ -105,6 +105,18 @@ def test_a_draft_model_of_its_own_takes_the_bytes_that_were_planned(plain):
     assert engine.verifier.proposer.claims()
 
 
+def test_a_table_chooses_how_sampled_tokens_are_accepted():
+    small = ModelConfig(facts=settings.Table(FACTS), seed=2)
+    sampled = SamplingParams(max_tokens=12, ignore_eos=True, temperature=1.0, seed=5)
+
+    def tokens(**asked):
+        outputs = config(**asked).engine().generate(PROMPTS, sampled)
+        return [output.output_ids for output in outputs]
+
+    drafted = {"algorithm": "two_engine", "steps": 3, "draft": small}
+    assert tokens(**drafted, acceptance="rejection") != tokens()  # of another draw
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [

@@ -37,6 +37,7 @@ def draft_of(
     small: LoadedModel | None = None,
     seed: int = 0,
     weights: str | None = None,
+    acceptance: str = "coupled",
     groups: Sequence[LifecycleGroup] = (),
     solved: Budget | None = None,
     order: str = "head_major",
@@ -53,6 +54,7 @@ def draft_of(
         small: the model of "two_engine".
         seed: that draft layers are drawn from.
         weights: file of draft layers that were trained; None: they are drawn.
+        acceptance: of tokens that "two_engine" samples.
         groups: of the draft, in the target's pool or in one of its own.
         solved: the budget, which pays for that pool.
         order: its page order.
@@ -81,7 +83,9 @@ def draft_of(
         small = small or cut.first_layers(model, layers)
         nbytes = solved.draft_pages * solved.draft_page_nbytes
         paid = paid_for(groups, nbytes, Topology(plan.tp, plan.dcp), order)
-        return TwoEngine(small, tuple(groups), paid, plan.num_drafted)
+        return TwoEngine(
+            small, tuple(groups), paid, plan.num_drafted, acceptance=acceptance
+        )
     raise errors.ConfigError(
         errors.say(
             f"a draft by {plan.algorithm!r}",
