@@ -92,3 +92,12 @@ def test_documents_in_changed_order_and_twice_are_all_reused(model, at_ratio):
     (output,) = engine.generate([twice], greedy)
     assert output.reused_tokens == 2 * LENGTH
     assert engine.blender.num_traces == 1, "one shape serves them"
+
+
+@pytest.mark.long
+def test_a_share_below_one_token_is_none(model, at_ratio):
+    _, (first, _), encode = model
+    tokens = [*encode("Read:\n"), *first, *encode(" So")]
+    greedy = SamplingParams(max_tokens=2, ignore_eos=True)
+    (output,) = at_ratio(0.9 / LENGTH).generate([tokens], greedy)
+    assert (output.reused_tokens, output.recomputed_tokens) == (LENGTH, 0)
