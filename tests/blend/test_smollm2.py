@@ -96,8 +96,8 @@ def test_documents_in_changed_order_and_twice_are_all_reused(model, at_ratio):
 
 @pytest.mark.long
 def test_a_share_below_one_token_is_none(model, at_ratio):
-    _, (first, _), encode = model
-    tokens = [*encode("Read:\n"), *first, *encode(" So")]
+    _, (first, second), encode = model
+    tokens = [*encode("Read:\n"), *second, *first, *encode(" So")]
     greedy = SamplingParams(max_tokens=2, ignore_eos=True)
-    (output,) = at_ratio(0.9 / LENGTH).generate([tokens], greedy)
-    assert (output.reused_tokens, output.recomputed_tokens) == (LENGTH, 0)
+    (output,) = at_ratio(0.9 / (2 * LENGTH)).generate([tokens], greedy)
+    assert (output.reused_tokens, output.recomputed_tokens) == (2 * LENGTH, 0)
