@@ -251,14 +251,9 @@ class Config:
         for broken in check(plan):
             asked, law, cure = broken.advice
             faults.append((asked, law, f"{cure[0].lower()}{cure[1:]}"))
-        faults += drafting.unserved(
-            plan,
-            self.speculative,
-            self.draft,
-            self.spec,
-            self.draft_groups() if self.store.is_set else (),
-        )
-        faults += self.store.unserved(self.groups(), self.draft_groups())
+        stored = self.draft_groups() if self.store.is_set else ()
+        faults += drafting.unserved(plan, self.draft, self.spec, stored)
+        faults += self.store.unserved(self.groups(), stored)
         if cached not in floats:
             law = f"attention reads pages of {', '.join(floats)}"
             cure = f"set model.kv_dtype to {floats[1]}"

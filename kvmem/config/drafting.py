@@ -24,7 +24,6 @@ _LAYERS = ("mtp", "dspark", "dflash")  # layers of their own behind the target's
 
 def unserved(
     plan: SpecPlan,
-    asked: SpeculativeConfig,
     draft: ModelConfig | None,
     spec: object,
     stored: Sequence[LifecycleGroup],
@@ -33,7 +32,6 @@ def unserved(
 
     Args:
         plan: of the engine.
-        asked: the table.
         draft: the draft model's table.
         spec: the target's facts.
         stored: the draft's groups, where records are kept beside the pool; else ().
