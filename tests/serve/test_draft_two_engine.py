@@ -16,7 +16,15 @@ def greedy(count, **more):
     return SamplingParams(max_tokens=count, ignore_eos=True, **more)
 
 
-@pytest.mark.parametrize("kind", ["full", "window", "indexer", "state"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "full",
+        "window",
+        pytest.param("indexer", marks=pytest.mark.long),
+        pytest.param("state", marks=pytest.mark.long),
+    ],
+)
 def test_greedy_tokens_beside_a_draft_model_are_those_without(made, draft_of, kind):
     prompts = [text(seed, 9 + 5 * seed) for seed in range(4)]
     plain = made(kind).generate(prompts, greedy(17))

@@ -24,6 +24,7 @@ def logits_of(run, texts):
     return np.stack(found)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("tp", [1, 2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ranks_stacked_on_one_device_equal_dense(family, tp, texts, texts_of, dense_of):
