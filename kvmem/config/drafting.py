@@ -11,15 +11,13 @@ from collections.abc import Sequence
 
 from kvmem import serve
 from kvmem.config.model import ModelConfig
-from kvmem.config.speculative import SpeculativeConfig
+from kvmem.config.speculative import OWN_LAYERS, SpeculativeConfig
 from kvmem.geometry import LifecycleGroup
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.spec import ModelSpec
 from kvmem.speculative import SpecPlan
 
 __all__ = ["draft_of", "unserved"]
-
-_LAYERS = ("mtp", "dspark", "dflash")  # layers of their own behind the target's
 
 
 def unserved(
@@ -37,7 +35,7 @@ def unserved(
         stored: the draft's groups, where records are kept beside the pool; else ().
     """
     faults = []
-    if plan.algorithm in _LAYERS and not isinstance(spec, ModelSpec):
+    if plan.algorithm in OWN_LAYERS and not isinstance(spec, ModelSpec):
         what = f'speculative.algorithm = "{plan.algorithm}"'
         law = "draft layers have the shape of a target whose layers are all alike"
         faults.append((what, law, "draft with ngram"))

@@ -12,14 +12,14 @@ from kvmem.geometry import LayerSpec, LifecycleGroup
 from kvmem.speculative import SpecPlan
 from kvmem.speculative.rules_kvmem import Algorithm
 
-__all__ = ["Algorithm", "SpeculativeConfig", "model_kind"]
+__all__ = ["OWN_LAYERS", "Algorithm", "SpeculativeConfig", "model_kind"]
 
 _OF_TARGET = ("two_engine", "frozen_kv")  # the target's first layers and its head
-_OWN_LAYERS = ("mtp", "dflash", "dspark")  # layers of their own behind the target's
+OWN_LAYERS = ("mtp", "dflash", "dspark")  # layers of their own behind the target's
 _READ_BY = {  # option -> the algorithms that read it
-    "layers": (*_OF_TARGET, *_OWN_LAYERS),
-    "weights": _OWN_LAYERS,
-    "seed": _OWN_LAYERS,
+    "layers": (*_OF_TARGET, *OWN_LAYERS),
+    "weights": OWN_LAYERS,
+    "seed": OWN_LAYERS,
     "min_match": ("ngram",),
     "max_match": ("ngram",),
     "acceptance": ("two_engine",),
@@ -110,7 +110,7 @@ class SpeculativeConfig:
             return tuple(draft)
         if self.algorithm == "two_engine":
             return tuple(target[: self.num_layers(len(target))])
-        if self.algorithm not in _OWN_LAYERS:
+        if self.algorithm not in OWN_LAYERS:
             return ()
         shape = [each for each in target if each.kind in ("gqa", "mla")][-1]
         return tuple(
@@ -137,7 +137,7 @@ class SpeculativeConfig:
             faults.append(f"speculative.layers = {self.layers} beside [draft]")
         if self.algorithm in _OF_TARGET and (self.layers or 0) > len(target):
             faults.append(f"speculative.layers = {self.layers} of {len(target)}")
-        if self.algorithm in _OWN_LAYERS and not any(
+        if self.algorithm in OWN_LAYERS and not any(
             each.kind in ("gqa", "mla") for each in target
         ):
             faults.append(f"{self.algorithm!r} for a target without keys")
