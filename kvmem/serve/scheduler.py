@@ -26,6 +26,7 @@ from typing import Protocol
 
 from kvmem import errors
 from kvmem.prefix import Hit
+from kvmem.serve import admissible
 from kvmem.serve.draft import room
 from kvmem.serve.holding import Holding
 from kvmem.serve.page_table import Cleared, PageTable
@@ -96,9 +97,14 @@ class Scheduler:
             ConfigError: an empty prompt, one beyond the longest text, more samples
                 than a batch holds, images beyond the prompt, other weights.
         """
-        self._require_admissible(sequence)
-        self._require_epoch(sequence)
-        sequence.identity.require_fits(sequence.num_prompt)
+        admissible.require(
+            sequence,
+            self.table.needs,
+            max_batch=self.max_batch,
+            max_length=self.max_length,
+            prefill_chunk=self.prefill_chunk,
+            weights_epoch=self.weights_epoch,
+        )
         sequence.identity = sequence.identity.at_epoch(self.weights_epoch)
         self.waiting.append(sequence)
 
@@ -243,53 +249,6 @@ class Scheduler:
     def objections(self) -> tuple[str, ...]:
         """Return the laws of the pages that do not hold."""
         return self.table.objections(s.held for s in self.running)
-
-    def _require_admissible(self, sequence: Sequence) -> None:
-        sampling, length = sequence.sampling, sequence.max_length
-        if sequence.num_prompt == 0:
-            asked, law, cure = (
-                "an empty prompt",
-                "the first step needs a token to feed",
-                "Give at least one token",
-            )
-        elif length > self.max_length:
-            asked = (
-                f"{sequence.num_prompt} prompt tokens and {sampling.max_tokens} more"
-            )
-            law = f"a sequence has at most {self.max_length} tokens here"
-            cure = "Shorten the prompt, lower max_tokens, or raise serve.max_length"
-        elif sampling.n > self.max_batch:
-            asked = f"{sampling.n} samples of one prompt"
-            law = f"a batch has {self.max_batch} rows"
-            cure = "Lower n or raise serve.max_batch"
-        else:
-            self._require_pages(length)
-            return
-        raise errors.ConfigError(errors.say(asked, law, cure))
-
-    def _require_epoch(self, sequence: Sequence) -> None:
-        if sequence.identity.epoch not in (None, self.weights_epoch):
-            raise errors.ConfigError(
-                errors.say(
-                    f"a request for weights of epoch {sequence.identity.epoch}",
-                    f"the weights here are of epoch {self.weights_epoch}",
-                    "Leave the epoch out, or reset(weights_epoch=...) after loading",
-                )
-            )
-
-    def _require_pages(self, length: int) -> None:
-        # The last token of a sequence is returned and never fed, so it needs no slot.
-        needs = self.table.needs
-        needed = needs.peak(length - 1, self.prefill_chunk)
-        if needs.never_fits(needed):
-            raise errors.OutOfPages(
-                errors.say(
-                    f"a sequence of up to {length} tokens",
-                    f"it needs {needs.in_words(needed)}, the pool has "
-                    f"{needs.limits_in_words}",
-                    "Shorten it, or give the pool more memory",
-                )
-            )
 
     def _has_rows_for(self, sequence: Sequence) -> bool:
         """Keep rows for samples that are still to fork from a prompt in prefill."""
