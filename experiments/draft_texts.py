@@ -4,7 +4,7 @@ A draft learns from three things: the text, the model's hidden row of each token
 what it took for likely to follow. All of them are at hand while the model writes, so
 they are kept then, a file a batch, and no training step runs the model. The law: what
 is kept are the rows and likelihoods that the model has of the whole text, whoever reads
-it again.
+it again; and a file is read for the model, the prompts and the manner that it is of.
 
     lessons = draft_texts.read(model, prompts, Writing(length=128), folder)
     lessons.tokens.shape                       # [N, 128]
@@ -12,6 +12,8 @@ it again.
 
 import dataclasses
 import functools
+import hashlib
+import json
 import os
 import pathlib
 from collections.abc import Sequence
@@ -96,30 +98,51 @@ def read(
         model: that writes.
         prompts: token ids, for each text.
         writing: how.
-        folder: of the files, which are of these arguments alone.
+        folder: of the files.
 
     Raises:
-        ConfigError: a prompt that leaves no room.
+        ConfigError: a prompt that leaves no room, or a folder with texts of another
+            model, of other prompts, or written otherwise.
     """
     room(prompts, writing.length)
     folder.mkdir(parents=True, exist_ok=True)
     writer, found = None, []
     for first in range(0, len(prompts), writing.batch):
-        path = folder / f"{first:06}.npz"
+        path, some = folder / f"{first:06}.npz", prompts[first : first + writing.batch]
+        asked = _asked(model, some, writing, first)
         if not path.exists():
             writer = writer or _Writer(model, prompts, writing)
-            _save(path, writer(prompts[first : first + writing.batch], first))
-            print(f"{min(first + writing.batch, len(prompts))} of {len(prompts)} texts")
-        with np.load(path) as arrays:
-            found.append([arrays[name] for name in Lessons._fields])
+            _save(path, writer(some, first), asked)
+            print(f"{first + len(some)} of {len(prompts)} texts")
+        found.append(_load(path, asked))
     return Lessons(*map(np.concatenate, zip(*found, strict=True)))
 
 
-def _save(path: pathlib.Path, lessons: Lessons) -> None:
+def _asked(model: LoadedModel, prompts: _Prompts, writing: Writing, first: int) -> str:
+    """Digest what one file is written from (64 hex digits)."""
+    facts = [model.model_id, dataclasses.asdict(writing), first, [*map(list, prompts)]]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _save(path: pathlib.Path, lessons: Lessons, asked: str) -> None:
     """Write one file, by one rename."""
     scratch = path.with_suffix(".tmp.npz")
-    np.savez(scratch, **lessons._asdict())
+    np.savez(scratch, asked=asked, **lessons._asdict())
     scratch.replace(path)
+
+
+def _load(path: pathlib.Path, asked: str) -> list[np.ndarray]:
+    """Read one file's arrays, if it is the one that is asked for."""
+    with np.load(path) as arrays:
+        if arrays["asked"] == asked:
+            return [arrays[name] for name in Lessons._fields]
+    raise errors.ConfigError(
+        errors.say(
+            f"the texts of {path}",
+            "they are of another model, of other prompts, or were written otherwise",
+            "Name another folder, or remove this one",
+        )
+    )
 
 
 class _Writer:

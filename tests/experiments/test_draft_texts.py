@@ -1,5 +1,7 @@
 """What is kept while a model writes is what it thinks of the text read as a whole."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -60,6 +62,20 @@ def test_a_batch_that_was_written_is_not_written_again(tiny_model, written):
     assert first.stat().st_mtime_ns == before and second.exists()
     for mine, theirs in zip(again, lessons, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"length": 15}, {"temperature": 0.8}, {"kept": 4}, {"seed": 4}, {"prompts": 1}],
+    ids=str,
+)
+def test_texts_of_something_else_are_not_read(tiny_model, written, changed):
+    folder, writing, _ = written
+    prompts = [[6, 9, 2, 77], *PROMPTS[1:]] if "prompts" in changed else PROMPTS
+    if prompts is PROMPTS:
+        writing = dataclasses.replace(writing, **changed)
+    with pytest.raises(errors.ConfigError, match=r"000000\.npz: .*other prompts"):
+        draft_texts.read(tiny_model[1], prompts, writing, folder)
 
 
 def test_a_prompt_leaves_room_for_an_answer():
