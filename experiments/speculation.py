@@ -1,7 +1,8 @@
 """Drafts of every kind on one model: tokens a step, and tokens a second.
 
-Three kinds of text are continued greedily: quotes and code that repeat themselves, a
-chat, a summary. Each kind is continued without a draft, then with each one, in turns.
+Four kinds of text are continued greedily: quotes and code that repeat themselves, a
+chat, a summary, and questions of the kind that draft layers were trained on, about what
+was held out. Each kind is continued without a draft, then with each one, in turns.
 The law: the tokens are those without a draft (but where two of them are as likely), so
 only the counts and the clock differ.
 
@@ -37,6 +38,7 @@ class Texts:
     quotes: tuple[str, ...] = ()
     chat: tuple[str, ...] = ()
     summary: tuple[str, ...] = ()
+    lessons: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class Config(RunConfig):
         rounds: turns of the times.
         ngram_on_quotes, ngram_elsewhere: least tokens a second over those without a
             draft, each a check.
-        trained: least tokens a step of mtp on chats, if its layers are trained.
+        trained: least tokens a step of mtp on lessons, if its layers are trained.
         picture: where the picture goes.
     """
 
@@ -129,7 +131,7 @@ def _engine(config: Config, loaded: LoadedModel, mode: str) -> Engine:
 
 
 def _prompts(engine: Engine, config: Config, kind: str) -> list[list[int]]:
-    """Return the token ids of a kind: chats and summaries are a user's turn."""
+    """Return the token ids of a kind: all but quotes are a user's turn."""
     texts, tokenizer = getattr(config.texts, kind), engine.tokenizer
     if kind == "quotes":
         return [tokenizer.encode(text) for text in texts]
@@ -253,9 +255,10 @@ def _aims(
             detail = f"{row['ngram']:.2f} times, aim {aim}"
             checks.append(Check(f"ngram on {kind}", row["ngram"] >= aim, detail))
     if config.weights is not None and "mtp" in config.modes:
-        found = steps["chat"]["mtp"]
+        found = steps["lessons"]["mtp"]
         detail = f"{found:.2f} tokens a step, aim {config.trained}"
-        checks.append(Check("trained layers on chats", found >= config.trained, detail))
+        what = "trained layers on what they were trained for"
+        checks.append(Check(what, found >= config.trained, detail))
     return Record(
         "aims",
         "measurement",

@@ -7,8 +7,8 @@ from experiments.picture import plt, save
 
 __all__ = ["draw"]
 
-_COLORS = ("#2f6db3", "#d98c21", "#4f9d69")
-_WIDTH = 0.26
+_COLORS = ("#2f6db3", "#d98c21", "#4f9d69", "#8a63a8")
+_WIDTH = 0.2
 
 
 def draw(
@@ -27,7 +27,8 @@ def draw(
     titles = ("tokens a step of the model", "speed, without a draft = 1")
     for axes, title, found in zip(panels, titles, (steps, speeds), strict=True):
         for at, (kind, row) in enumerate(found.items()):
-            places = [place + (at - 1) * _WIDTH for place in range(len(row))]
+            shift = (at - (len(found) - 1) / 2) * _WIDTH
+            places = [place + shift for place in range(len(row))]
             color = _COLORS[at % len(_COLORS)]
             axes.bar(places, list(row.values()), _WIDTH * 0.92, color=color, label=kind)
         axes.axhline(1.0, color="#8a8a8a", ls="--", lw=1)

@@ -16,9 +16,9 @@ def test_the_smoke_config_runs_whole(repo_root, tmp_path, monkeypatch):
     smoke = repo_root / "configs" / "smoke" / "speculation.toml"
     assert command.main(["run", str(smoke), "--debug"]) == 0
     data = json.loads(pathlib.Path("runs/smoke-speculation/record.json").read_text())
-    assert data["ok"] and len(data["checks"]) == 4
+    assert data["ok"] and len(data["checks"]) == 5
     figures = data["measurements"]
-    for kind in ("quotes", "chat", "summary"):
+    for kind in ("quotes", "chat", "summary", "lessons"):
         for mode in ("ngram", "mtp", "dflash"):
             assert 1 <= figures[f"{kind}_{mode}_tokens_per_step"] <= 3
             assert figures[f"{kind}_{mode}_speedup"] > 0
@@ -28,5 +28,5 @@ def test_the_smoke_config_runs_whole(repo_root, tmp_path, monkeypatch):
 
 def test_every_kind_has_a_text():
     texts = speculation.Texts(quotes=("a",), chat=("b",))
-    with pytest.raises(errors.ConfigError, match="no text of summary"):
+    with pytest.raises(errors.ConfigError, match="no text of summary, lessons"):
         speculation.Config(model=None, pool=None, serve=None, texts=texts)
