@@ -120,10 +120,7 @@ class Config:
             ConfigError: a draft model for an algorithm that has its layers from the
                 target.
         """
-        layers = self.speculative.draft_layers(
-            self.model.layer_specs(self.spec),
-            None if self.draft is None else self.draft.layer_specs(),
-        )
+        layers = drafting.layers_of(self.speculative, self.model, self.spec, self.draft)
         if not layers:
             return ()
         return geometry.group_layers(layers, self.pool.page_size, domain="draft")
@@ -252,7 +249,7 @@ class Config:
             asked, law, cure = broken.advice
             faults.append((asked, law, f"{cure[0].lower()}{cure[1:]}"))
         stored = self.draft_groups() if self.store.is_set else ()
-        faults += drafting.unserved(plan, self.draft, self.spec, stored)
+        faults += drafting.unserved(plan, self.draft, self.groups(), stored)
         faults += self.store.unserved(self.groups(), stored)
         if cached not in floats:
             law = f"attention reads pages of {', '.join(floats)}"

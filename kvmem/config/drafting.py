@@ -4,6 +4,7 @@ The law: what is drafted is what was planned. The draft's layers, their groups a
 bytes of a pool of its own are those that the budget was asked about; and what is
 planned but not run is refused before a weight is read.
 
+    layers = drafting.layers_of(asked, model_config, spec, draft_config)
     draft = drafting.draft_of(plan, asked, model, ...)
 """
 
@@ -12,18 +13,51 @@ from collections.abc import Sequence
 from kvmem import serve
 from kvmem.config.model import ModelConfig
 from kvmem.config.speculative import OWN_LAYERS, SpeculativeConfig
-from kvmem.geometry import LifecycleGroup
+from kvmem.geometry import LayerSpec, LifecycleGroup
+from kvmem.model import draft_spec
+from kvmem.model.cache_facts import CacheSpec
+from kvmem.model.draft_spec import DraftSpec
+from kvmem.model.hybrid.spec import HybridSpec
 from kvmem.model.loaded import LoadedModel
-from kvmem.model.spec import ModelSpec
+from kvmem.model.partitions import AnySpec
 from kvmem.speculative import SpecPlan
 
-__all__ = ["draft_of", "unserved"]
+__all__ = ["draft_of", "layers_of", "unserved"]
+
+
+READ_ROWS_BEFORE = ("mtp", "dspark")  # each token's row is that of the one before it
+
+
+def layers_of(
+    asked: SpeculativeConfig,
+    model: ModelConfig,
+    spec: AnySpec | CacheSpec,
+    draft: ModelConfig | None,
+) -> tuple[LayerSpec, ...]:
+    """Return what the layers of a draft keep of a token, () where nothing.
+
+    Layers of its own behind a hybrid that runs are those that would run behind it.
+
+    Args:
+        asked: the table.
+        model: the target's table.
+        spec: the target's facts.
+        draft: the draft model's table.
+
+    Raises:
+        ConfigError: as of `SpeculativeConfig.draft_layers`.
+    """
+    drafts = None if draft is None else draft.layer_specs()
+    planned = asked.draft_layers(model.layer_specs(spec), drafts)
+    if asked.algorithm not in OWN_LAYERS or not isinstance(spec, HybridSpec):
+        return planned
+    return model.layer_specs(draft_spec.spec_of(DraftSpec, spec, len(planned)))
 
 
 def unserved(
     plan: SpecPlan,
     draft: ModelConfig | None,
-    spec: object,
+    groups: Sequence[LifecycleGroup],
     stored: Sequence[LifecycleGroup],
 ) -> list[tuple[str, str, str]]:
     """Return what is asked for that is planned and not run: asked, law, cure.
@@ -31,14 +65,24 @@ def unserved(
     Args:
         plan: of the engine.
         draft: the draft model's table.
-        spec: the target's facts.
+        groups: the target's.
         stored: the draft's groups, where records are kept beside the pool; else ().
     """
     faults = []
-    if plan.algorithm in OWN_LAYERS and not isinstance(spec, ModelSpec):
+    kinds = {group.lifecycle.kind for group in groups}
+    if plan.algorithm in OWN_LAYERS and "full" not in kinds:
         what = f'speculative.algorithm = "{plan.algorithm}"'
-        law = "draft layers have the shape of a target whose layers are all alike"
+        law = "draft layers go with pages of full attention, and this target has none"
         faults.append((what, law, "draft with ngram"))
+    if plan.algorithm in READ_ROWS_BEFORE and stored and kinds != {"full"}:
+        what = f"a store beside {plan.algorithm} behind " + ", ".join(
+            group.name for group in groups
+        )
+        law = (
+            "the last token of a stored text is computed again for its hidden row, and "
+            "windows and states have passed it"
+        )
+        faults.append((what, law, "leave the store out, or draft with dflash"))
     if any(group.lifecycle.kind != "full" for group in stored):
         what = "a store beside a draft of " + ", ".join(g.name for g in stored)
         law = (

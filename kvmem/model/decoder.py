@@ -213,10 +213,13 @@ class Decoder(nnx.Module):
             )
         return x
 
+    def leave(self, x: jax.Array) -> jax.Array:
+        """Norm the rows x [S, Q, D] that the head reads."""
+        return rms_norm(x, self.norm, self.partition.spec.norm_eps)
+
     def head(self, x: jax.Array, axis_name: str | None = None) -> jax.Array:
         """Return the rank's logits of x [S, Q, D], padded rows -inf."""
-        part = self.partition
-        x = rms_norm(x, self.norm, part.spec.norm_eps)
+        part, x = self.partition, self.leave(x)
         head = self.embed if self.lm_head is None else self.lm_head
         padded = any(padding.name == "vocab" for padding in part.paddings)
         return logits(x, head, part.spec.vocab, padded, axis_name)

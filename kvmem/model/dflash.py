@@ -22,6 +22,7 @@ import numpy as np
 
 from kvmem.model import draft_spec
 from kvmem.model.draft_spec import DraftPartition, DraftSpec
+from kvmem.model.hybrid.spec import HybridSpec
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.spec import ModelSpec
 
@@ -47,11 +48,11 @@ class DFlashPartition(DraftPartition):
     """The share of one rank; the projection and the mask are on every rank."""
 
 
-def spec_of(target: ModelSpec, layers: int) -> DFlashSpec:
+def spec_of(target: ModelSpec | HybridSpec, layers: int) -> DFlashSpec:
     """Return the facts of a block draft for a model.
 
     Raises:
-        IncompatiblePlan: a target whose layers differ.
+        IncompatiblePlan: a target without attention.
     """
     return draft_spec.spec_of(DFlashSpec, target, layers)
 

@@ -24,20 +24,19 @@ from kvmem.geometry import Envelope
 from kvmem.model import merge
 from kvmem.model.attention import read_rows, write_rows
 from kvmem.model.branches import Branches
-from kvmem.model.decoder import Decoder, DecoderLayer
+from kvmem.model.decoder import DecoderLayer
 from kvmem.model.dflash import DFlashPartition
+from kvmem.model.draft_decoder import DraftDecoder
 from kvmem.model.merge import Share
-from kvmem.model.ops import embedded, linear, rms_norm
+from kvmem.model.ops import linear, rms_norm
 from kvmem.model.rotate import angles
 from kvmem.pool.table import GroupTable
 
 __all__ = ["DFlashDecoder"]
 
 
-class DFlashDecoder(Decoder):
+class DFlashDecoder(DraftDecoder):
     """One rank's block draft."""
-
-    prefix = "draft."
 
     def __init__(self, partition: DFlashPartition, weights: Mapping[str, jax.Array]):
         super().__init__(partition, weights)
@@ -198,7 +197,7 @@ class DFlashDecoder(Decoder):
             kept: the share of the rows before a block, of a layer's queries.
         """
         spec = self.partition.spec
-        first = embedded(self.embed, last[:, None], axis_name)
+        first = self.embedded(last[:, None], axis_name)
         mask = self.mask[...].astype(first.dtype)[None, None]
         masks = jnp.broadcast_to(mask, (len(last), length, spec.hidden))
         x = jnp.concatenate([first, masks], axis=1)  # [S, B, D]

@@ -69,7 +69,7 @@ def load(
     Raises:
         FormatMismatch: no such file, a damaged one or one of another kind, layers for
             another model, or other tensors than so many layers have.
-        IncompatiblePlan: a target whose layers differ.
+        IncompatiblePlan: a target without attention.
     """
     return complete(target, layers, _read(Path(path), target), f"of {path}")
 

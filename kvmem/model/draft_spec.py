@@ -1,8 +1,12 @@
 """Layers of a draft's own: the shape of a target's layers, and weights of their own.
 
-What reads a model's hidden rows (`mtp`, `dflash`) brings layers that are alike the
-model's, and speaks with the model's own embeddings, last norm and head. The law: only a
-draft's own tensors are drawn, trained, saved and loaded; the rest is the target's.
+What reads a model's hidden rows (`mtp`, `dflash`) brings layers of full attention, and
+speaks with the model's own embeddings, last norm and head. They are alike the model's
+where all of those are; behind a hybrid they have the heads, biases, norms and rope of
+its last full attention, else of its last attention, whose window they do not have.
+Behind latents, which stand for the keys of all heads, they have the query heads of
+those with one KV head as wide as a value. The law: only a draft's own tensors are
+drawn, trained, saved and loaded; the rest is the target's, read as the target reads it.
 
     @dataclasses.dataclass(frozen=True)
     class MySpec(DraftSpec):
@@ -21,6 +25,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvmem import errors, geometry
+from kvmem.model.hybrid.mixers import Attention, Latent
+from kvmem.model.hybrid.spec import HybridSpec
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.partition import Partition
 from kvmem.model.spec import ModelSpec
@@ -33,7 +39,14 @@ _OF_TARGET = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 @dataclasses.dataclass(frozen=True)
 class DraftSpec(ModelSpec):
-    """Draft layers of the shape of a model's own."""
+    """Draft layers of the shape of a model's own.
+
+    `embed_scale` is what the model multiplies its embeddings by; `zero_norm` says that
+    the weight of its last norm is what that adds to one.
+    """
+
+    embed_scale: float = 1.0
+    zero_norm: bool = False
 
     @property
     def extras(self) -> dict[str, tuple[int, ...]]:
@@ -69,22 +82,63 @@ class DraftPartition(Partition):
         return own | {name.split(".")[1]: params[name] for name in self.spec.extras}
 
 
-def spec_of[Kind: DraftSpec](kind: type[Kind], target: ModelSpec, layers: int) -> Kind:
+def spec_of[Kind: DraftSpec](
+    kind: type[Kind], target: ModelSpec | HybridSpec, layers: int
+) -> Kind:
     """Return the facts of draft layers for a model.
 
     Raises:
-        IncompatiblePlan: a target whose layers differ.
+        IncompatiblePlan: a target without attention, or one that drafts itself.
     """
-    if type(target) is not ModelSpec:
-        raise errors.IncompatiblePlan(
-            errors.say(
-                f"draft layers for {target.name}",
-                "they have the shape of the target's own, where all of those are alike",
-                "Draft with ngram or two_engine",
-            )
-        )
-    facts = {f.name: getattr(target, f.name) for f in dataclasses.fields(target)}
+    if isinstance(target, HybridSpec):
+        facts = _of_hybrid(target)
+    elif type(target) is ModelSpec:
+        facts = {f.name: getattr(target, f.name) for f in dataclasses.fields(target)}
+    else:
+        raise _no_shape(target, "layers that draft are verified, and verify nothing")
     return kind(**facts | {"name": f"{target.name} draft", "layers": layers})
+
+
+def _of_hybrid(target: HybridSpec) -> dict[str, object]:
+    """Return the facts of draft layers that hybrids leave to be read."""
+    facts = ("hidden", "mlp", "vocab", "norm_eps", "tie_embeddings", "max_position")
+    found = {name: getattr(target, name) for name in (*facts, "bos_id", "eos_ids")}
+    family = target.family
+    scale = target.hidden**0.5 if family.scaled_embeddings else 1.0
+    found |= {"embed_scale": scale, "zero_norm": family.zero_norms}
+    return found | _heads_of(target)
+
+
+def _heads_of(target: HybridSpec) -> dict[str, object]:
+    """Return the heads of draft layers, and how those are rotated."""
+    reads = [each for each in target.mixers if isinstance(each, Attention | Latent)]
+    whole = [each for each in reads if getattr(each, "window", None) is None]
+    if not reads:
+        raise _no_shape(target, "they attend, and have their heads from its attention")
+    shape = (whole or reads)[-1]
+    if isinstance(shape, Latent):
+        return {
+            "heads": shape.heads,
+            "kv_heads": 1,
+            "head_dim": shape.v_dim,
+            "rope": geometry.Rope(shape.rope.theta),
+        }
+    return {
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "rope": shape.rope,
+        "qkv_bias": shape.bias,
+        "qk_norm": shape.qk_norm,
+    }
+
+
+def _no_shape(target: ModelSpec | HybridSpec, law: str) -> errors.IncompatiblePlan:
+    return errors.IncompatiblePlan(
+        errors.say(
+            f"draft layers for {target.name}", law, "Draft with ngram or two_engine"
+        )
+    )
 
 
 def drawn(spec: DraftSpec, target: LoadedModel, seed: int) -> LoadedModel:

@@ -20,6 +20,7 @@ import numpy as np
 
 from kvmem.model import draft_spec
 from kvmem.model.draft_spec import DraftPartition, DraftSpec
+from kvmem.model.hybrid.spec import HybridSpec
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.spec import ModelSpec
 
@@ -28,7 +29,7 @@ __all__ = ["MtpPartition", "MtpSpec", "draw", "spec_of", "with_params"]
 
 @dataclasses.dataclass(frozen=True)
 class MtpSpec(DraftSpec):
-    """Draft layers of the shape of a model's own, behind its hidden rows."""
+    """Draft layers behind a model's hidden rows."""
 
     @property
     def width(self) -> int:
@@ -50,11 +51,11 @@ class MtpPartition(DraftPartition):
     """The share of one rank; what fuses the two rows is on every rank."""
 
 
-def spec_of(target: ModelSpec, layers: int) -> MtpSpec:
+def spec_of(target: ModelSpec | HybridSpec, layers: int) -> MtpSpec:
     """Return the facts of draft layers for a model.
 
     Raises:
-        IncompatiblePlan: a target whose layers differ.
+        IncompatiblePlan: a target without attention.
     """
     return draft_spec.spec_of(MtpSpec, target, layers)
 

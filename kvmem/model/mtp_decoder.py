@@ -12,17 +12,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kvmem.model.decoder import Decoder
+from kvmem.model.draft_decoder import DraftDecoder
 from kvmem.model.mtp import MtpPartition
-from kvmem.model.ops import embedded, linear, rms_norm
+from kvmem.model.ops import linear, rms_norm
 
 __all__ = ["MtpDecoder"]
 
 
-class MtpDecoder(Decoder):
+class MtpDecoder(DraftDecoder):
     """One rank's draft layers."""
-
-    prefix = "draft."
 
     def __init__(self, partition: MtpPartition, weights: Mapping[str, jax.Array]):
         super().__init__(partition, weights)
@@ -35,6 +33,6 @@ class MtpDecoder(Decoder):
     ) -> jax.Array:
         """Fuse the rows [S, Q, D] of the tokens before with the embeddings."""
         eps = self.partition.spec.norm_eps
-        x = rms_norm(embedded(self.embed, tokens, axis_name), self.embed_norm, eps)
+        x = rms_norm(self.embedded(tokens, axis_name), self.embed_norm, eps)
         before = rms_norm(hidden, self.hidden_norm, eps)
         return linear(jnp.concatenate([before, x], axis=-1), self.fuse)

@@ -22,11 +22,11 @@ class Holding:
     `peaks` are the columns of each group that it holds at most on its way through the
     `known` tokens, `in_chunks` or token by token. `snapshot` is the unit where its last
     snapshot of a state stands, and whether it moves along with the text (else it stays
-    where texts are likely to part).
+    where texts are likely to part); `older` is the one before, where that is kept.
     """
 
     __slots__ = ("columns", "firsts", "in_chunks", "known", "peaks")
-    __slots__ += ("room", "sinks", "snapshot")
+    __slots__ += ("older", "room", "sinks", "snapshot")
 
     def __init__(self, sinks: Sequence[int]):
         self.sinks = tuple(sinks)  # pages kept for sink tokens, of each group
@@ -36,6 +36,7 @@ class Holding:
         self.peaks = (0,) * len(self.sinks)
         self.room = 0  # tokens that fit the pages held, in every group
         self.snapshot: tuple[int, bool] | None = None
+        self.older: tuple[int, bool] | None = None
 
     def end(self, group: int) -> int:
         """Return how many pages of the text end where the last column does."""

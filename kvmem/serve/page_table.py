@@ -280,6 +280,7 @@ class PageTable:
             copied = len(vpages) - is_copied[group]
             child.columns[group] = self.books.fork(group, vpages, copied)
         child.snapshot = held.snapshot and (held.snapshot[0], False)
+        child.older = held.older and (held.older[0], False)
         self._measure(child)
         self._holdings.add(child)
         return child

@@ -278,6 +278,7 @@ class Scheduler:
         sequence.num_computed = hit.num_tokens
         sequence.stops = self._stops(len(sequence.tokens), hit)
         again = self.table.shelf.back_off if hit.num_tokens else 0  # but found
+        again = 0 if self.table.has_states else again  # a page at most, and all of it
         num_found = min(hit.num_tokens + again, len(sequence.tokens) - 1)
         sequence.found(num_found, hit.reason)
         return True
@@ -299,9 +300,11 @@ class Scheduler:
         """Return the lengths at which a prefill stops for snapshots of its states."""
         if not self.table.has_states or not self.prefix_cache:
             return ()
-        size = self.table.page_size
-        last = (length - 1) // size * size
-        return tuple(stop for stop in (hit.num_matched, last) if stop > hit.num_tokens)
+        size, shelf = self.table.page_size, self.table.shelf
+        stops = (hit.num_matched, (length - 1) // size * size)
+        if shelf.back_off:
+            stops = map(shelf.resumed, (hit.num_matched, length // size * size))
+        return tuple(stop for stop in stops if stop > hit.num_tokens)
 
     def _look_up(self, sequence: Sequence) -> Hit:
         if not self.prefix_cache:

@@ -7,9 +7,11 @@ in the tree.
 
 A draft may read what the target made of the token before its own, which no page keeps.
 `back_off` says how many tokens at the end of what is found are computed again for it;
-they leave the token to compute that a hit always leaves, too. A page that is used in
-part is copied, for its rest is written again. Of 16 tokens cached in pages of 4, and of
-18, three pages are used where a page of them is computed again.
+they leave the token to compute that a hit always leaves, too. The page in which that
+begins is copied, for its rest is written again. Of 16 tokens cached in pages of 4, and
+of 18, three pages are used where a page of them is computed again. A state cannot be
+cut: a text goes on from the last snapshot that stands so many tokens before the end of
+what is found, or from none, and windows have what a query there reads.
 
     shelf = Shelf(books, PrefixCache(16), lives)
     shelf.match(tokens, namespace, marks)       # what every group can go on from
@@ -19,7 +21,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvmem import errors
 from kvmem.geometry import Lifecycle
 from kvmem.prefix import Companions, Hit, PrefixCache, hit_pages
 from kvmem.prefix.tree import Marks
@@ -29,7 +30,6 @@ from kvmem.serve.holding import Holding
 __all__ = ["BACKED_OFF", "NO_FULL_GROUP", "Shelf"]
 
 BACKED_OFF = "what was found is computed again, for a draft that reads across its end"
-_NO_WAY_BACK = "windows and states have moved past a token that is computed again"
 NO_FULL_GROUP = "no layer of this model keeps whole texts"
 
 
@@ -62,20 +62,14 @@ class Shelf:
         self.companions = Companions(num_units, nulls)
 
     def compute_again(self, tokens: int) -> None:
-        """Leave so many tokens of what is found to be computed again, for a draft.
-
-        Raises:
-            IncompatiblePlan: a group that does not keep every token.
-        """
-        if any(life.kind != "full" for life in self.lives):
-            raise errors.IncompatiblePlan(
-                errors.say(
-                    f"{tokens} tokens of a cached text computed again",
-                    f"{_NO_WAY_BACK}, and what they keep is of later ones",
-                    "Use a target of full attention, or another draft",
-                )
-            )
+        """Leave so many tokens of what is found to be computed again, for a draft."""
         self.back_off = tokens
+
+    def resumed(self, length: int) -> int:
+        """Return at which token a text goes on, of so many in whole cached pages; where
+        nothing is left of them it is none above zero."""
+        left = length - self.back_off
+        return left - left % self.cache.page_size if self._of_kind("state") else left
 
     def match(self, tokens: Sequence[int], namespace, marks: Marks) -> Hit:
         """Find the longest cached prefix that every group can go on from."""
@@ -137,24 +131,25 @@ class Shelf:
         held, copied = Holding(sinks), []
         if not hit.num_tokens:
             return held, copied
-        whole, companions = len(hit.vpages), self.companions
+        companions = self.companions
         for group, life in enumerate(self.lives):
             if life.kind == "state":
                 page = companions.pages(group, hit.vpages[-1:])
                 copied.append((group, int(page[0])))
-            elif hit.copied is not None:
-                units = [*hit.vpages, hit.copied]
-                if group != self.first:
-                    units = companions.pages(group, units).tolist()
-                held.columns[group] = list(units[:-1])
-                copied.append((group, units[-1]))
-            elif group == self.first:
-                held.columns[group] = list(hit.vpages)
-            else:
+                continue
+            units = list(hit.vpages)
+            if life.kind == "window":
                 stale = life.stale(hit.num_tokens, self.cache.page_size)
                 held.firsts[group] = max(stale.stop, sinks[group])
-                units = [*hit.vpages[: stale.start], *hit.vpages[stale.stop : whole]]
-                held.columns[group] = companions.pages(group, units).tolist()
+                units = [*units[: stale.start], *units[stale.stop :]]
+            is_read = life.kind == "full" or hit.num_tokens % self.cache.page_size
+            if hit.copied is not None and is_read:
+                units.append(hit.copied)
+            if group != self.first:
+                units = companions.pages(group, units).tolist()
+            if hit.copied is not None and is_read:
+                copied.append((group, units.pop()))
+            held.columns[group] = units
         return held, copied
 
     def use(self, held: Holding, hit: Hit) -> None:
@@ -169,10 +164,19 @@ class Shelf:
             held.snapshot = (hit.vpages[-1], False)
 
     def supersede(self, held: Holding, unit: int) -> None:
-        """Let the snapshot before this one go, or wait to be evicted."""
+        """Let the snapshot before this one go, or wait to be evicted.
+
+        Where tokens are computed again it is what the text goes on from, were it to end
+        here; then the one before it goes.
+        """
         if held.snapshot is None or held.snapshot[0] == unit:
             return
-        (before, moved), held.snapshot = held.snapshot, None
+        passed, held.snapshot = held.snapshot, None
+        if self.back_off:
+            passed, held.older = held.older, passed
+        if passed is None:
+            return
+        before, moved = passed
         for group in self._of_kind("state"):
             if self.companions.has(group, [before])[0]:
                 if moved:
@@ -207,14 +211,19 @@ class Shelf:
             hit: what is found without a draft.
             found: every cached page of the text, up to its last token.
         """
-        size = self.cache.page_size
-        pages = self._agreed(self._present(found))
-        length = pages * size - self.back_off
-        if length <= 0:
-            return Hit(0, (), BACKED_OFF if hit.vpages else hit.reason)
-        whole, rest = divmod(length, size)
-        copied = found[whole] if rest else None
-        return Hit(length, tuple(found[:whole]), copied=copied)
+        size, present = self.cache.page_size, self._present(found)
+        lives = [self.lives[group] for group in (self.first, *self.others)]
+        for pages in range(len(found), 0, -1):
+            length = self.resumed(pages * size)
+            if length <= 0:
+                break
+            rows = zip(lives, present, strict=True)
+            if all(_goes_on(life, has[:pages], length, size) for life, has in rows):
+                whole = length // size
+                copied = found[whole]
+                return Hit(length, tuple(found[:whole]), None, hit.num_tokens, copied)
+        reason = BACKED_OFF if hit.vpages else hit.reason
+        return Hit(0, (), reason, hit.num_tokens)
 
     def _present(self, units: Sequence[int]) -> list[np.ndarray]:
         """Return bool[n] of the tree's group and each other: who has these units."""
@@ -262,3 +271,18 @@ class Shelf:
         copies = [(own, cached) for own, cached in pairs if own != cached]
         self.books.retain(group, tuple(cached for _, cached in copies))
         self.books.release(group, tuple(own for own, _ in reversed(copies)))
+
+
+def _goes_on(life: Lifecycle, has: np.ndarray, length: int, page_size: int) -> bool:
+    """Say whether a group has what a text reads that is computed from a token on.
+
+    Args:
+        has: bool[n] which of the pages found it has; the page of that token is one.
+        length: tokens before it.
+    """
+    if life.kind == "full":
+        return bool(has.all())
+    if life.kind == "state":
+        return bool(has[length // page_size - 1])
+    stale, end = life.stale(length, page_size), -(-length // page_size)
+    return bool(has[: stale.start].all() and has[stale.stop : end].all())

@@ -272,10 +272,11 @@ def hybrid_engine(hybrid_model, shared_steps, monkeypatch, request):
         topology = Topology(tp, dcp, interleave)
         pages = pages or (36 if kind == "state" else 44)  # few, and of one size
         solved = budget.solve(
-            groups,
+            (*groups, *(draft.groups if draft is not None else ())),
             topology,
             (),
             max_pages=pages,
+            draft=getattr(draft, "draft_groups", None),
             sequences=1,
             max_length=config["max_length"],
             step=config["prefill_chunk"],
@@ -344,21 +345,22 @@ def draft_of(tiny_model):
 
 
 @pytest.fixture(scope="session")
-def layers_of(tiny_model):
-    """Draft layers of the tiny model that nobody has trained, and their groups.
+def layers_of(tiny_model, hybrid_model):
+    """Draft layers of a tiny model that nobody has trained, and their groups.
 
     Their weights are large, so that what they propose depends on what they read.
     """
 
     @functools.cache
-    def make(kind, page_size=4, seed=3):
-        small = kind.draw(tiny_model(), 1, seed=seed)
+    def make(kind, page_size=4, seed=3, of="full"):
+        target = tiny_model() if of == "full" else hybrid_model(of)
+        small = kind.draw(target, 1, seed=seed)
         own = small.spec.own_parameters()
         params = {
             name: small.params[name] * (1 if name.endswith("norm.weight") else 15)
             for name in own
         }
-        small = kind.with_params(tiny_model(), 1, params, f"of seed {seed}")
+        small = kind.with_params(target, 1, params, f"of seed {seed}")
         specs = small.spec.layer_specs("float32")
         return small, geometry.group_layers(specs, page_size, domain="draft")
 
@@ -396,10 +398,10 @@ def drafted(made, draft_of, layers_of, first_layers, shared_drafts, monkeypatch)
             more.get("tp", 1), more.get("dcp", 1), more.get("interleave", 1)
         )
         if name in ("mtp", "dspark"):
-            share = layers_of(mtp, page_size, seed)
+            share = layers_of(mtp, page_size, seed, kind)
             draft = {"mtp": MTP, "dspark": DSpark}[name](*share, draft_tokens)
         elif name == "dflash":
-            draft = DFlash(*layers_of(dflash, page_size, seed), draft_tokens)
+            draft = DFlash(*layers_of(dflash, page_size, seed, kind), draft_tokens)
         elif name == "two_engine":
             draft = draft_of(
                 more.pop("small", None) or first_layers(),

@@ -120,8 +120,6 @@ def test_a_table_chooses_how_sampled_tokens_are_accepted():
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"algorithm": "mtp"}, "all alike"),
-        ({"algorithm": "dflash"}, "all alike"),
         ({"algorithm": "frozen_kv", "topk": 2}, "linear"),
         (
             {"draft": ModelConfig(facts=settings.Table(FACTS), seed=2)},

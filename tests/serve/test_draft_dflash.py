@@ -382,17 +382,12 @@ def stand_in(flashed):
     return StandIn
 
 
-def test_targets_that_a_block_cannot_follow_are_refused(
-    flashed, stand_in, tiny_model, hybrid_model
-):
+def test_targets_that_a_block_cannot_follow_are_refused(flashed, stand_in, tiny_model):
     made = flashed()
     draft = DFlash(*layers_for(tiny_model(), 4))
     (group,) = made.own_groups
     (wide,) = geometry.group_layers(group.layers, 8)
     with pytest.raises(errors.IncompatiblePlan, match="the size of the target's"):
         draft.start(stand_in(made, own_groups=(wide,)))
-    for kind in ("window", "state", "indexer"):
-        with pytest.raises(errors.IncompatiblePlan, match="all of those are alike"):
-            dflash.draw(hybrid_model(kind))
     with pytest.raises(errors.ConfigError, match="draft_tokens"):
         DFlash(*layers_for(tiny_model(), 4), draft_tokens=0)

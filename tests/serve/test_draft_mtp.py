@@ -137,9 +137,7 @@ def test_draft_layers_on_shards_give_the_same_tokens(layered, engine, tp, dcp):
     assert [o.output_ids for o in outputs] == [o.output_ids for o in plain]
 
 
-def test_layers_for_another_model_are_refused(tiny_model, hybrid_model, layered):
-    with pytest.raises(errors.IncompatiblePlan, match="where all of those are alike"):
-        mtp.draw(hybrid_model("window"))
+def test_layers_of_other_tensors_are_refused(tiny_model):
     with pytest.raises(
         errors.FormatMismatch, match="input_layernorm.weight is missing"
     ):

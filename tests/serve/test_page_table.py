@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from kvmem import errors
 from kvmem import pool as pools
-from kvmem.geometry import Lifecycle
 from kvmem.prefix import Hit, PrefixCache
 from kvmem.serve.page_table import Accounts, Cleared, PageTable
 from kvmem.serve.shelf import BACKED_OFF
@@ -243,14 +241,6 @@ def test_without_room_for_the_copy_nothing_changes(page_table):
     assert table.begin(hit, tokens) is None  # its source cannot be evicted for it
     assert table.accounts() == before and table.match(tokens) == hit
     assert table.begin(MISS, tokens) is not None
-
-
-def test_a_window_cannot_have_a_token_computed_again(page_table):
-    lives = [Lifecycle("full"), Lifecycle("window", 8)]
-    ledger = pools.Ledger(8, num_vpages=(8, 8), extents=(1, 1))
-    made = PageTable(ledger, PrefixCache(4), lives)
-    with pytest.raises(errors.IncompatiblePlan, match="moved past a token"):
-        made.shelf.compute_again(1)
 
 
 def test_a_page_that_is_copied_is_used_as_much_as_those_that_are_shared(page_table):

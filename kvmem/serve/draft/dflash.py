@@ -11,55 +11,37 @@ have been without, and rows of rejected tokens are written over before they are 
     DFlash(dflash.draw(model), groups, draft_tokens=4).start(engine)
 """
 
-import dataclasses
 from collections.abc import Sequence as ListLike
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvmem import settings
-from kvmem.geometry import LifecycleGroup, Term
-from kvmem.model.loaded import LoadedModel
+from kvmem.geometry import Term
 from kvmem.serve.buckets import Bucket
 from kvmem.serve.draft import chain
-from kvmem.serve.draft.mtp import from_the_left, require_rows
+from kvmem.serve.draft.mtp import from_the_left
 from kvmem.serve.draft.protocol import Forgetful, Proposal, Target
-from kvmem.serve.draft.virtual import OnVirtualIds, VirtualPages, require_pages
+from kvmem.serve.draft.virtual import OnVirtualIds, VirtualDraft, VirtualPages
 from kvmem.serve.request import Sequence
 from kvmem.serve.work import Feed
 
 __all__ = ["DFlash", "DFlashProposer"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class DFlash:
-    """Facts of a block draft.
+class DFlash(VirtualDraft):
+    """Facts of a block draft: layers as `kvmem.model.dflash` makes them.
 
-    Args:
-        model: the layers, as `kvmem.model.dflash` makes them for the target.
-        draft_groups: theirs, one of full attention, of domain "draft".
-        draft_tokens: tokens proposed for a sequence at most, and masks of a block.
+    A block has as many masks as `draft_tokens`.
     """
-
-    model: LoadedModel
-    draft_groups: tuple[LifecycleGroup, ...]
-    draft_tokens: int = 4
-    groups: ClassVar[tuple[LifecycleGroup, ...]] = ()
-
-    def __post_init__(self):
-        settings.require_positive(draft_tokens=self.draft_tokens)
 
     def start(self, target: Target) -> "DFlashProposer":
         """Make the draft's pool, and put the layers where the target's weights are.
 
         Raises:
-            IncompatiblePlan: layers of another shape than the target's, other pages, or
-                a target without full attention.
+            IncompatiblePlan: a target that the draft cannot follow.
         """
-        require_rows(self.model, target)
-        require_pages(self.draft_groups, target)
+        self.require(target)
         return DFlashProposer(self, target)
 
 

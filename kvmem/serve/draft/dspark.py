@@ -7,56 +7,35 @@ pages may be moved at any time, between a proposal and its verification too.
     DSpark(mtp.draw(model), groups, draft_tokens=3).start(engine)
 """
 
-import dataclasses
 from collections.abc import Sequence as ListLike
-from typing import ClassVar
 
 import jax
 
-from kvmem import settings
-from kvmem.geometry import LifecycleGroup, Term
-from kvmem.model.loaded import LoadedModel
+from kvmem.geometry import Term
 from kvmem.serve.buckets import Bucket
-from kvmem.serve.draft.mtp import MTPProposer, require_rows
+from kvmem.serve.draft.mtp import MTPProposer
 from kvmem.serve.draft.protocol import Target
 from kvmem.serve.draft.virtual import (
     OnVirtualIds,
+    VirtualDraft,
     VirtualPages,
     VirtualStepper,
-    require_pages,
 )
 from kvmem.serve.work import Feed
 
 __all__ = ["DSpark"]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class DSpark:
-    """Facts of draft layers on virtual ids.
-
-    Args:
-        model: the layers, as `kvmem.model.mtp` makes them for the target.
-        draft_groups: theirs, one of full attention, of domain "draft".
-        draft_tokens: tokens proposed for a sequence at most.
-    """
-
-    model: LoadedModel
-    draft_groups: tuple[LifecycleGroup, ...]
-    draft_tokens: int = 4
-    groups: ClassVar[tuple[LifecycleGroup, ...]] = ()
-
-    def __post_init__(self):
-        settings.require_positive(draft_tokens=self.draft_tokens)
+class DSpark(VirtualDraft):
+    """Facts of draft layers on virtual ids, as `kvmem.model.mtp` makes them."""
 
     def start(self, target: Target) -> "DSparkProposer":
         """Make the draft's pool, and put the layers where the target's weights are.
 
         Raises:
-            IncompatiblePlan: layers of another shape than the target's, other pages, or
-                a target without full attention.
+            IncompatiblePlan: a target that the draft cannot follow.
         """
-        require_rows(self.model, target)
-        require_pages(self.draft_groups, target)
+        self.require(target)
         return DSparkProposer(self, target)
 
 

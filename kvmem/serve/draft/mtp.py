@@ -9,7 +9,8 @@ computed that.
 
 Behind a cached prefix or a fetched one no hidden row is at hand. So its last token is
 computed again by the target, in a copy of its page, for the row; what the layers have
-of that token stays. Zeros stand for the row before the first token of a text alone.
+of that token stays. Where states stand only between pages, the last page is. Zeros
+stand for the row before the first token of a text alone.
 
     MTP(mtp.draw(model), groups, draft_tokens=3).start(engine)
 """
@@ -59,7 +60,8 @@ class MTP:
         """Put the layers where the target's weights are.
 
         Raises:
-            IncompatiblePlan: layers of another shape than the target's.
+            IncompatiblePlan: layers of another shape than the target's, a target
+                without full attention, or a store of what it cannot go back in.
         """
         require_rows(self.model, target)
         return MTPProposer(self, target)
@@ -77,10 +79,13 @@ class MTPProposer(Forgetful):
         self._target = target
         self._stepper = self._stepper_of(facts, target)
         self._zeros = jnp.zeros(facts.model.spec.hidden, jnp.float32)
+        _require_way_back(target)
         target.table.shelf.compute_again(_AGAIN)
-        # The row before the next token, and all rows of the last step, by holding.
+        # The row before the next token, and all rows of the last step, by holding; and
+        # where that step began, with the row before it.
         self._tips: dict[Holding, jax.Array] = {}
         self._rows: dict[Holding, jax.Array] = {}
+        self._befores: dict[Holding, tuple[int, jax.Array]] = {}
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
         """Go on from the target's last row of each sequence, then from one's own.
@@ -121,7 +126,8 @@ class MTPProposer(Forgetful):
         """Read the same tokens behind the target's rows of those before them.
 
         Where the row before the first one is not at hand, that token was found, and
-        what is kept of it is there.
+        what is kept of it is there. A step from where the last one began reads tokens
+        of that one into states again.
         """
         target, width = self._target, features.shape[1]
         longest = max(feed.end for feed in feeds)
@@ -139,11 +145,12 @@ class MTPProposer(Forgetful):
             else feed
             for feed, found in zip(feeds, is_found, strict=False)
         ]
-        tips = [self._tips.get(feed.held, self._zeros) for feed in feeds]
-        tips += [self._zeros] * (features.shape[0] - len(tips))
-        rows = from_the_left(features, counts)
-        self._compute(reading, bucket, None, _before(rows, jnp.stack(tips), is_found))
+        tips = [self._tip(feed) for feed in feeds]
+        none = [self._zeros] * (features.shape[0] - len(tips))
+        rows, before = from_the_left(features, counts), jnp.stack([*tips, *none])
+        self._compute(reading, bucket, None, _before(rows, before, is_found))
         for at, feed in enumerate(feeds):
+            self._befores[feed.held] = (feed.start, tips[at])
             self._rows[feed.held] = rows[at]
             self._tips[feed.held] = rows[at, len(feed.tokens) - 1]
 
@@ -158,8 +165,8 @@ class MTPProposer(Forgetful):
 
     def forget(self, sequence: Sequence) -> None:
         """Forget the rows of a sequence; its pages are given back with the target's."""
-        self._tips.pop(sequence.held, None)
-        self._rows.pop(sequence.held, None)
+        for known in (self._tips, self._rows, self._befores):
+            known.pop(sequence.held, None)
 
     def warm_up(self) -> int:
         """Compile what follows each declared bucket of the target."""
@@ -204,6 +211,14 @@ class MTPProposer(Forgetful):
         target.pool, *answers = self._stepper(target.pool, batch)
         return answers
 
+    def _tip(self, feed: Feed) -> jax.Array:
+        """Return the target's row f32[D] of the token before the first one of a feed,
+        zeros where it is not at hand."""
+        start, before = self._befores.get(feed.held, (None, None))
+        if start == feed.start:
+            return before
+        return self._tips.get(feed.held, self._zeros)
+
     def _bucket(self, rows: int, length: int) -> Bucket:
         return self._target.buckets.decode(rows, length)._replace(features=1)
 
@@ -222,6 +237,31 @@ def require_rows(model: LoadedModel, target: Target) -> None:
                 f"its rows have {mine.hidden} elements of {mine.vocab} tokens, the "
                 f"target's {theirs.hidden} of {theirs.vocab}",
                 "Make the draft layers for this target",
+            )
+        )
+
+
+def _require_way_back(target: Target) -> None:
+    """Refuse a target in which a token that was found cannot be computed again.
+
+    Raises:
+        IncompatiblePlan: all of it at once.
+    """
+    kinds = {group.lifecycle.kind for group in target.own_groups}
+    laws = {
+        "draft layers go with pages of full attention": "full" in kinds,
+        "the last token of a stored text is computed again for its hidden row, and "
+        "windows and states have passed it": target.recall is None or kinds == {"full"},
+    }
+    broken = [law for law, holds in laws.items() if not holds]
+    if broken:
+        names = ", ".join(group.name for group in target.own_groups)
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"draft layers behind the groups {names}"
+                + " and a store" * (target.recall is not None),
+                "; ".join(broken),
+                "Leave the store out, or draft with ngram",
             )
         )
 

@@ -9,18 +9,21 @@ back a page of the target does so with the draft's.
 
     pages = VirtualPages(model, draft_groups, target)
     logits, *rows = pages.run(feeds, bucket, tokens, hidden)
+
+`VirtualDraft` is the facts of such a draft, and `OnVirtualIds` its half of a proposer.
 """
 
 import dataclasses
 import functools
 from collections.abc import Sequence as ListLike
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kvmem import canonical, errors, transfer
+from kvmem import canonical, errors, settings, transfer
 from kvmem import pool as pools
 from kvmem.geometry import LifecycleGroup, Term, Topology, followers
 from kvmem.model import parallel
@@ -28,13 +31,44 @@ from kvmem.model.loaded import LoadedModel
 from kvmem.pool import dispatch
 from kvmem.pool.table import GroupTable
 from kvmem.serve.buckets import Bucket
+from kvmem.serve.draft.mtp import require_rows
 from kvmem.serve.draft.protocol import Target
 from kvmem.serve.holding import Holding
 from kvmem.serve.request import Sequence
 from kvmem.serve.step import Batch, Stepper
 from kvmem.serve.work import Feed
 
-__all__ = ["OnVirtualIds", "VirtualPages", "VirtualStepper", "require_pages"]
+__all__ = ["OnVirtualIds", "VirtualDraft", "VirtualPages", "VirtualStepper"]
+__all__ += ["require_pages"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class VirtualDraft:
+    """Facts of a draft on virtual ids; who starts one says who proposes.
+
+    Args:
+        model: the draft's layers, made for the target.
+        draft_groups: theirs, one of full attention, of domain "draft".
+        draft_tokens: tokens proposed for a sequence at most.
+    """
+
+    model: LoadedModel
+    draft_groups: tuple[LifecycleGroup, ...]
+    draft_tokens: int = 4
+    groups: ClassVar[tuple[LifecycleGroup, ...]] = ()  # none in the target's pool
+
+    def __post_init__(self):
+        settings.require_positive(draft_tokens=self.draft_tokens)
+
+    def require(self, target: Target) -> None:
+        """Refuse a target whose rows or ids the draft does not read.
+
+        Raises:
+            IncompatiblePlan: layers of another shape than the target's, other pages, or
+                a target without full attention.
+        """
+        require_rows(self.model, target)
+        require_pages(self.draft_groups, target)
 
 
 class VirtualPages:
