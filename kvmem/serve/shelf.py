@@ -169,7 +169,7 @@ class Shelf:
         Where tokens are computed again it is what the text goes on from, were it to end
         here; then the one before it goes.
         """
-        if held.snapshot is None or held.snapshot[0] == unit:
+        if held.snapshot is not None and held.snapshot[0] == unit:
             return
         passed, held.snapshot = held.snapshot, None
         if self.back_off:

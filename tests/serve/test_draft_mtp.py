@@ -8,7 +8,7 @@ import pytest
 from kvmem import budget, errors, geometry
 from kvmem.geometry import Topology
 from kvmem.model import mtp
-from kvmem.serve import SamplingParams, ServeConfig
+from kvmem.serve import SamplingParams, ServeConfig, step
 from kvmem.serve import engine as engines
 from kvmem.serve import loop as loops
 from kvmem.serve.draft.mtp import MTP
@@ -135,6 +135,48 @@ def test_draft_layers_on_shards_give_the_same_tokens(layered, engine, tp, dcp):
     plain = engine().generate(prompts, greedy(12))
     outputs = layered(tp=tp, dcp=dcp).generate(prompts, greedy(12))
     assert [o.output_ids for o in outputs] == [o.output_ids for o in plain]
+
+
+def rows_of(made, length):
+    """What the draft's own pages have of the first tokens of the one that runs."""
+    (sequence,) = made.scheduler.running
+    made.pool = made.table.apply(made.pool)
+    held = sequence.held.columns[-1][: length // 4]
+    physical = np.asarray(made.table.ledger.translate(len(made.groups) - 1, held))
+    (envelope,) = step.envelopes(made.groups, made.topology, made.order)[-1:]
+    nbytes = envelope.payload_nbytes
+    return np.asarray(made.pool.pages)[0, physical, :nbytes].view(np.float32)
+
+
+def until(made, length):
+    """Run until so many tokens of the one text that there is are computed."""
+    while not made.scheduler.running or (
+        made.scheduler.running[0].num_computed < length
+    ):
+        made.step()
+
+
+@pytest.mark.parametrize("kind", ["window", "state", "indexer"])
+def test_behind_a_hybrid_the_layers_keep_what_one_reading_leaves(drafted, kind):
+    """After rejected tokens, whose states are read into again from before the step;
+    and behind a prefix that was found."""
+    prompt, found = text(81, 9), []
+    one = drafted("mtp", kind=kind)
+    (output,) = one.generate(prompt, greedy(14))
+    tokens, end = [*prompt, *output.output_ids], 20
+    assert one.stats().drafting.drafted > one.stats().drafting.accepted
+    plain = drafted("mtp", kind=kind, prefix_cache=False)
+    for made, known, count in ((one, tokens[:-2], 3), (plain, prompt, 14)):
+        made.add(known, greedy(count))
+        until(made, end)
+        found.append(rows_of(made, end))
+    assert one.scheduler.running[0].cached_tokens in (12, 16, 20)
+    plain = drafted("mtp", kind=kind, prefix_cache=False)
+    plain.add(tokens[:-2], greedy(3))
+    until(plain, end)
+    for each in found:
+        np.testing.assert_allclose(each, rows_of(plain, end), atol=1e-3)
+    assert np.abs(found[0]).max() > 0.01
 
 
 def test_layers_of_other_tensors_are_refused(tiny_model):
