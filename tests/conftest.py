@@ -4,6 +4,10 @@ Eight host devices, rank promotion raises, warnings are errors (pyproject.toml),
 compiled programs are kept in a folder of the checkout. jax reads these when it is
 imported, so they stand in the environment before that: processes that a test starts
 inherit them.
+
+Most of the suite's time is XLA's, and a third of that LLVM's optimiser's. Rooms whose
+claims are of tokens, books and bytes do without it; with `--long` every program is
+compiled as users' are.
 """
 
 import dataclasses
@@ -119,6 +123,23 @@ def _programs_that_fit():
     areas = pathlib.Path("/proc/self/maps")
     if areas.exists() and areas.read_bytes().count(b"\n") > _MOST_AREAS:
         jax.clear_caches()
+
+
+_LIGHTLY = ("blend", "conversation", "pool", "serve")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_lightly(request):
+    """Leave LLVM's optimiser out for the rooms named above, unless `--long` is asked.
+
+    HLO passes stay, and so do aliases, donation and what is fused. The real model's
+    files are not among them: it computes longer than it is compiled.
+    """
+    path = request.path.relative_to(_ROOT / "tests")
+    light = path.parts[0] in _LIGHTLY and "smollm2" not in path.stem
+    light = light and not request.config.getoption("--long")
+    jax.config.update("jax_disable_most_optimizations", light)
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(light))
 
 
 @pytest.fixture(scope="session")
