@@ -181,6 +181,18 @@ class HybridDecoder(nnx.Module):
     ) -> jax.Array:
         """Read whole texts i32[S, Q] without a cache; f32[S, Q, V] logits of all.
 
+        Args: as of `rows`.
+        """
+        return self._logits(self.rows(tokens, axis_name, kv_dtype), axis_name)
+
+    def rows(
+        self,
+        tokens: jax.Array,
+        axis_name: str | None = None,
+        kv_dtype: str = "float32",
+    ) -> jax.Array:
+        """Return rows f32[S, Q, D] of whole texts i32[S, Q] before the last norm.
+
         Args:
             tokens: token ids.
             axis_name: as in `paged`.
@@ -191,7 +203,7 @@ class HybridDecoder(nnx.Module):
         for layer in self.layers:
             mixed = layer.mixer.dense(layer.enter(x), caches, kept)
             x = layer.leave(x, mixed, axis_name)
-        return self._logits(x, axis_name)
+        return x
 
     @property
     def _spec(self) -> HybridSpec:
