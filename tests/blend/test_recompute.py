@@ -16,6 +16,7 @@ from kvmem.serve import SamplingParams
 
 LAYERS, HEADS, DIM = 5, 4, 8
 GOING = SamplingParams(max_tokens=4, ignore_eos=True)
+LONG = pytest.mark.long
 
 
 class Dense:
@@ -125,7 +126,14 @@ PROMPT = ((9, 5, False), (2, 24, True), (8, 3, False), (1, 20, True), (7, 6, Fal
 
 
 @pytest.mark.parametrize(
-    "ratio, check", [(0.0, 1), (0.15, 1), (0.5, 1), (0.3, 2), (0.15, 4)]
+    "ratio, check",
+    [
+        (0.0, 1),
+        (0.5, 1),
+        (0.15, 4),
+        pytest.param(0.15, 1, marks=LONG),
+        pytest.param(0.3, 2, marks=LONG),
+    ],
 )
 def test_pages_are_those_of_a_dense_blend(blending_engine, dense, text, ratio, check):
     engine = blending_engine(ratio=ratio, check_layer=check)
@@ -170,9 +178,9 @@ def test_with_every_token_chosen_pages_are_those_of_a_prefill(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tp": 2, "executor": "vmap"},
+        pytest.param({"tp": 2, "executor": "vmap"}, marks=LONG),
         {"tp": 2},
-        {"order": "token_major"},
+        pytest.param({"order": "token_major"}, marks=LONG),
         {"page_size": 8, "order": "slot_major"},
     ],
     ids=str,

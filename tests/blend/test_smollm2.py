@@ -59,6 +59,7 @@ def logits(engine, tokens, reuse):
     return Reader(engine).logits(tokens, COUNT, reuse=reuse)
 
 
+@pytest.mark.long
 def test_at_ratio_1_the_real_model_says_the_same_bits(model, at_ratio):
     _, (first, second), encode = model
     tokens = [*encode("Read:\n"), *second, *first, *encode(" What is meant?")]

@@ -16,7 +16,13 @@ from kvmem.pool.table import GroupTable
 PAGE, STEPS = 4, 9
 TEXT = np.random.default_rng(4).integers(0, 67, (2, 9 + STEPS)).astype(np.int32)
 LENGTHS = np.array([9, 2], np.int32)  # the second leaves ranks without a token
-GRID = [(1, 2, 1), (2, 2, 2), (1, 4, 4), (2, 4, 1), (4, 2, 2)]
+GRID = [
+    (1, 2, 1),
+    (2, 2, 2),
+    (1, 4, 4),
+    pytest.param(2, 4, 1, marks=pytest.mark.long),
+    pytest.param(4, 2, 2, marks=pytest.mark.long),
+]
 
 
 class Run:

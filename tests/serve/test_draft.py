@@ -102,7 +102,9 @@ def test_what_was_drafted_is_found_again_as_far_as_plain_steps_leave_it(made, ki
     assert found[0][0] == 28  # 29 tokens had been computed, on pages of 4
 
 
-@pytest.mark.parametrize("kind", ["full", "window", "indexer"])
+@pytest.mark.parametrize(
+    "kind", ["full", "window", pytest.param("indexer", marks=pytest.mark.long)]
+)
 def test_the_targets_first_layers_draft_on_its_own_pages(made, kind):
     prompts = [text(seed, 9 + 5 * seed) for seed in range(4)]
     _, plain = answers_of(made(kind), prompts, greedy(17))

@@ -8,6 +8,8 @@ from kvmem.serve import SamplingParams
 from kvmem.serve.draft import FrozenKV
 from kvmem.serve.work import Chains
 
+LONG = pytest.mark.long
+
 
 def text(seed, length):
     return np.random.default_rng(seed).integers(0, 256, length).tolist()
@@ -35,7 +37,7 @@ def split(engine):
     return make
 
 
-@pytest.mark.parametrize("topk", [2, 4])
+@pytest.mark.parametrize("topk", [2, pytest.param(4, marks=LONG)])
 def test_greedy_tokens_of_trees_are_those_without(split, topk):
     prompts = [text(seed, 9 + 5 * seed) for seed in range(4)]
     plain = split().generate(prompts, greedy(17))
@@ -64,7 +66,9 @@ def test_samples_and_short_pools_are_served_by_trees_as_without(split):
     assert drafted.stats().drafting.accepted > 0
 
 
-@pytest.mark.parametrize("topk", [1, 2, 4])
+@pytest.mark.parametrize(
+    "topk", [2, pytest.param(1, marks=LONG), pytest.param(4, marks=LONG)]
+)
 def test_pages_change_in_the_slots_of_accepted_tokens_alone(split, topk):
     """And what stands there is what plain steps write, whichever chain it came from."""
     prompt = text(26, 9)

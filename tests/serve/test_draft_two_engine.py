@@ -20,7 +20,7 @@ def greedy(count, **more):
     "kind",
     [
         "full",
-        "window",
+        pytest.param("window", marks=pytest.mark.long),
         pytest.param("indexer", marks=pytest.mark.long),
         pytest.param("state", marks=pytest.mark.long),
     ],

@@ -12,6 +12,7 @@ from kvmem.model.decoder import Decoder
 from kvmem.serve.request import SamplingParams
 
 EOS = 256
+LONG = pytest.mark.long
 
 
 def text(seed, length):
@@ -40,7 +41,11 @@ def dense(tiny_model):
 
 @pytest.mark.parametrize(
     ("page_size", "order"),
-    [(1, "head_major"), (8, "token_major"), (16, "head_major")],
+    [
+        (1, "head_major"),
+        (8, "token_major"),
+        pytest.param(16, "head_major", marks=LONG),
+    ],
 )
 def test_greedy_tokens_equal_those_of_a_model_without_a_cache(
     engine, dense, page_size, order
@@ -52,7 +57,10 @@ def test_greedy_tokens_equal_those_of_a_model_without_a_cache(
         assert output.output_ids == dense(prompt, 9)
 
 
-@pytest.mark.parametrize(("tp", "executor"), [(2, "auto"), (4, "vmap"), (8, "auto")])
+@pytest.mark.parametrize(
+    ("tp", "executor"),
+    [(4, "vmap"), (8, "auto"), pytest.param(2, "auto", marks=LONG)],
+)
 def test_every_topology_gives_the_same_tokens(engine, dense, tp, executor):
     made = engine(tp=tp, executor=executor)
     prompts = [text(10, 23), text(11, 6)]

@@ -50,7 +50,14 @@ def test_greedy_tokens_equal_those_of_a_hybrid_without_a_cache(
     assert made.accounts.in_use == 0
 
 
-@pytest.mark.parametrize(("kind", "tp"), [("window", 4), ("indexer", 2), ("state", 2)])
+@pytest.mark.parametrize(
+    ("kind", "tp"),
+    [
+        ("window", 4),
+        ("state", 2),
+        pytest.param("indexer", 2, marks=pytest.mark.long),
+    ],
+)
 def test_every_topology_serves_a_hybrid_alike(hybrid_engine, hybrid_dense, kind, tp):
     made = hybrid_engine(kind, tp=tp)
     prompt = text(10, 23)

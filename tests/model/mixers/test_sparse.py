@@ -79,7 +79,7 @@ def dense(text, k):
     return latent.dense(*args, selected=chosen)
 
 
-@pytest.mark.parametrize("k", [3, 8])
+@pytest.mark.parametrize("k", [3, pytest.param(8, marks=pytest.mark.long)])
 def test_a_sparse_layer_gives_in_every_cut_what_it_gives_without_a_cache(k, envs, lay):
     text = make_text(2, 10)
     tabs = (lay.table([[5, 2, 9], [0, 7, 3]]), lay.table([[1, 4, 8], [6, 11, 10]]))
@@ -97,7 +97,7 @@ def test_a_sparse_layer_gives_in_every_cut_what_it_gives_without_a_cache(k, envs
         np.testing.assert_allclose(out, expected, atol=3e-5, err_msg=str(chunks))
 
 
-@pytest.mark.parametrize("length", [1, 16])
+@pytest.mark.parametrize("length", [1, pytest.param(16, marks=pytest.mark.long)])
 def test_a_sparse_layer_copies_no_pool(length, envs, lay, pool_copies):
     pages, text = lay.poisoned(8192, envs[0].nbytes), make_text(4, length)
     tabs = [lay.table(np.arange(32).reshape(4, 8) + 32 * i) for i in (0, 1)]
