@@ -6,11 +6,19 @@ import jax
 import numpy as np
 import pytest
 
-from kvmem import errors, settings
-from kvmem.config import Config, ModelConfig, PoolConfig, ServeConfig, StoreConfig
+from kvmem import errors, geometry, settings
+from kvmem.config import (
+    Config,
+    ModelConfig,
+    PoolConfig,
+    ServeConfig,
+    StoreConfig,
+    load,
+)
 from kvmem.config.speculative import SpeculativeConfig
-from kvmem.model import dflash, draft_layers, mtp
+from kvmem.model import dflash, draft_layers, draft_spec, mtp
 from kvmem.serve import SamplingParams
+from kvmem.speculative import draft_term
 
 FACTS = {
     "model_type": "gpt_oss",
@@ -35,13 +43,16 @@ SERVE = ServeConfig(
 PROMPTS = [[5, 9, 7, 5, 9, 7, 5, 9], [1, 2, 3]]
 
 
-def config(**asked):
-    draft = asked.pop("draft", None)
+def config(windows=1, root=None, **asked):
+    """Of the two layers `windows` have one; records are kept where a root is named."""
+    draft, types = asked.pop("draft", None), ["sliding_attention", "full_attention"]
+    facts = FACTS | {"layer_types": types[:1] * windows + types[1:] * (2 - windows)}
     return Config(
-        model=ModelConfig(facts=settings.Table(FACTS), seed=1),
+        model=ModelConfig(facts=settings.Table(facts), seed=1),
         draft=draft,
         pool=PoolConfig(page_size=4, memory="400KB", checked=True, poison=True),
         serve=SERVE,
+        store=StoreConfig(root, 4) if root else StoreConfig(),
         speculative=SpeculativeConfig(**asked),
     )
 
@@ -82,16 +93,58 @@ def generated(made):
         pytest.param(
             {"algorithm": "two_engine", "steps": 3, "layers": 1}, marks=pytest.mark.long
         ),
+        pytest.param(
+            {"algorithm": "mtp", "steps": 3, "layers": 2}, marks=pytest.mark.long
+        ),
+        {"algorithm": "dspark", "steps": 3},
+        pytest.param({"algorithm": "dflash", "seed": 4}, marks=pytest.mark.long),
     ],
     ids=lambda asked: asked["algorithm"],
 )
 def test_an_engine_drafts_as_its_table_says(plain, asked):
+    """Behind a window too, in the bytes that its plan pays for."""
     made = config(**asked)
     engine, found = generated(made)
     assert found == plain
     stats = engine.stats().drafting
     assert stats.drafted > 0 and not stats.faults
-    assert engine.verifier.proposer.num_drafted == made.spec_plan().num_drafted
+    proposer, solved = engine.verifier.proposer, made.budget()
+    assert proposer.num_drafted == made.spec_plan().num_drafted
+    assert engine.pool.pages.nbytes == sum(pool.nbytes for pool in solved.pools)
+    assert [group.name for group in engine.own_groups] == ["full", "window10"]
+    if asked["algorithm"] in ("dspark", "dflash"):
+        planned = solved.draft_pages * solved.draft_page_nbytes
+        assert proposer.pages.nbytes == planned > 0
+
+
+TINY = ("gpt_oss", "gemma3", "deepseek_v32", "qwen3_next")
+
+
+@pytest.mark.parametrize("algorithm", ["mtp", "dspark", "dflash"])
+@pytest.mark.parametrize("name", TINY)
+def test_draft_layers_behind_a_hybrid_are_planned_as_they_run(
+    repo_root, name, algorithm
+):
+    """The rows of the plan are those of the layers that would be drawn."""
+    asked = [f"speculative.algorithm={algorithm}", "speculative.layers=2"]
+    path = repo_root / f"configs/models/{name}_tiny.toml"
+    plain, made = load(path), load(path, [*asked, "topology.dcp=2"])
+    kind = draft_spec.spec_of(draft_spec.DraftSpec, made.spec, 2)
+    layers = kind.layer_specs(made.model.cache_dtype())
+    page = made.pool.page_size
+    assert made.draft_groups() == geometry.group_layers(layers, page, domain="draft")
+    assert made.groups() == plain.groups()
+    solved, topology = made.budget(), made.topology
+    term = draft_term(made.spec_plan(), made.draft_groups(), topology, made.pool.order)
+    if algorithm == "mtp":
+        assert [group.domain for group in solved.groups][-1] == "draft"
+        assert made.manager().name == "grouped"
+        first, last = solved.groups[0], solved.groups[-1]
+        assert last.pages == first.pages > 0  # for every token, neither fewer nor more
+    else:
+        paid = solved.draft_pages * solved.draft_page_nbytes
+        assert paid == term.at(solved.pools[0].pages * page) > 0
+    assert solved.used_nbytes <= solved.limit.nbytes
 
 
 def test_a_draft_model_of_its_own_takes_the_bytes_that_were_planned(plain):
@@ -121,13 +174,21 @@ def test_a_table_chooses_how_sampled_tokens_are_accepted():
     ("asked", "words"),
     [
         ({"algorithm": "frozen_kv", "topk": 2}, "linear"),
+        ({"algorithm": "mtp", "windows": 2}, "go with pages of full attention"),
+        ({"algorithm": "dflash", "windows": 2}, "go with pages of full attention"),
+        ({"algorithm": "mtp", "stored": True}, "windows and states have passed it"),
+        ({"algorithm": "dspark", "stored": True}, "or draft with dflash"),
         (
             {"draft": ModelConfig(facts=settings.Table(FACTS), seed=2)},
             "by an algorithm",
         ),
     ],
 )
-def test_what_is_not_run_is_refused_before_a_weight_is_drawn(monkeypatch, asked, words):
+def test_what_is_not_run_is_refused_before_a_weight_is_drawn(
+    monkeypatch, tmp_path, asked, words
+):
+    if asked.pop("stored", False):
+        asked["root"] = str(tmp_path)
     monkeypatch.setattr(ModelConfig, "load", lambda self: pytest.fail("too late"))
     with pytest.raises(errors.IncompatiblePlan, match=words):
         config(**asked).engine()
@@ -199,6 +260,30 @@ def test_target_and_draft_are_stored_as_the_tables_say(
     assert first == second == third
     ids = {path.name for path in (tmp_path / "root").iterdir() if path.is_dir()}
     assert tiny_model().model_id not in ids  # the target's records alone are nowhere
+
+
+@pytest.mark.long
+def test_a_block_draft_behind_windows_is_stored_with_its_target(tmp_path, plain):
+    """A text that comes back is drafted for as if it had never left."""
+    root, said, prompt = str(tmp_path), [], list(range(40, 67))
+    for stored in (None, 0, 24):
+        made = config(algorithm="dflash", root=root if stored is not None else None)
+        with made.engine() as engine:
+            proposer, tokens = engine.verifier.proposer, []
+            propose = proposer.propose
+
+            def and_note(sequences, most, propose=propose, tokens=tokens):
+                proposal = propose(sequences, most)
+                tokens.append(proposal.tokens)
+                return proposal
+
+            proposer.propose = and_note
+            greedy = SamplingParams(max_tokens=6, ignore_eos=True)
+            (output,) = engine.generate(prompt, greedy)
+            assert output.stored_tokens == (stored or 0)
+            assert not engine.stats().drafting.faults
+        said.append((output.output_ids, tokens))
+    assert said[0] == said[1] == said[2] and said[0][1]
 
 
 def test_a_store_beside_a_draft_with_a_window_is_refused(tmp_path):
