@@ -5,9 +5,9 @@ compiled programs are kept in a folder of the checkout. jax reads these when it 
 imported, so they stand in the environment before that: processes that a test starts
 inherit them.
 
-Most of the suite's time is XLA's, and a third of that LLVM's optimiser's. Rooms whose
-claims are of tokens, books and bytes do without it; with `--long` every program is
-compiled as users' are.
+Most of the suite's time is XLA's, and a third of that its optimiser's of machine code,
+which is left out: HLO passes, aliases and fusions stay. `--optimised` has it, and so
+has `--long`, for every program.
 """
 
 import dataclasses
@@ -63,7 +63,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long",
         action="store_true",
-        help="also run tests marked long, and whole products (minutes)",
+        help="also run tests marked long, and whole products (minutes); optimised",
+    )
+    parser.addoption(
+        "--optimised",
+        action="store_true",
+        help="compile programs as users do: a quarter slower",
     )
 
 
@@ -125,19 +130,18 @@ def _programs_that_fit():
         jax.clear_caches()
 
 
-_LIGHTLY = ("blend", "conversation", "pool", "serve")
+_REAL = ("test_docs", "test_generate", "test_smollm2")  # computes more than it compiles
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_lightly(request):
-    """Leave LLVM's optimiser out for the rooms named above, unless `--long` is asked.
+    """Compile a module's programs without LLVM's optimiser, unless it is asked for.
 
-    HLO passes stay, and so do aliases, donation and what is fused. The real model's
-    files are not among them: it computes longer than it is compiled.
+    So are those of processes that its tests start. Files that run the real model always
+    have it: there it pays.
     """
-    path = request.path.relative_to(_ROOT / "tests")
-    light = path.parts[0] in _LIGHTLY and "smollm2" not in path.stem
-    light = light and not request.config.getoption("--long")
+    asked = any(map(request.config.getoption, ("--optimised", "--long")))
+    light = not asked and request.path.stem not in _REAL
     jax.config.update("jax_disable_most_optimizations", light)
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(light))
 

@@ -70,6 +70,7 @@ def toml(tmp_path):
     return write
 
 
+@pytest.mark.long
 def test_a_latent_model_is_checked_by_its_name_of_what_is_stale(toml, tmp_path, capsys):
     path, out = toml("deepseek_v32", LATENT), tmp_path / "gates" / "tiny.json"
     sets = ["--set", "blend.allow_stale_selector=true", "--set", "blend.min_tokens=8"]

@@ -201,6 +201,7 @@ def test_a_decode_step_copies_no_pool(seqs, small, pool_copies):
     assert pool_copies(program, pages, spare) == []
 
 
+@pytest.mark.long
 def test_smollm2_continues_as_the_reference_and_copies_no_pool(smollm2, pool_copies):
     decoder = Decoder.from_params(smollm2.spec, smollm2.params)
     env = page_of(smollm2.spec, 16)

@@ -13,6 +13,7 @@ NUM_PAGES = 4
 IDS = np.array([3, 9, 0, -1], np.int32)
 SLOTS = 32  # two tiles of 16
 STYLES = {"half": 16, "interleaved": 8}  # and pairs
+LONG = pytest.mark.long  # `make test-kernels` runs these too, on both jax
 
 
 class Case:
@@ -56,7 +57,8 @@ class Case:
 
 
 @pytest.mark.parametrize(
-    ("style", "dtype"), [("half", "bfloat16"), ("interleaved", "float16")]
+    ("style", "dtype"),
+    [("half", "bfloat16"), pytest.param("interleaved", "float16", marks=LONG)],
 )
 def test_records_come_in_turned_to_the_last_bit(prove, style, dtype):
     case = Case(prove, style, dtype)
@@ -65,7 +67,7 @@ def test_records_come_in_turned_to_the_last_bit(prove, style, dtype):
     )
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", ["interleaved", pytest.param("half", marks=LONG)])
 def test_an_import_that_turns_is_an_import_and_a_rotation(prove, style):
     """Of the slots that have a token: others keep what they held, unturned."""
     case = Case(prove, style)
@@ -106,6 +108,7 @@ def test_no_page_no_run_and_no_record_change_nothing(prove):
         np.testing.assert_array_equal(kept, pages)
 
 
+@LONG
 def test_records_of_words_turn_too(prove):
     case = Case(prove, "interleaved", record=132)
     case.layout = Layout(case.run, case.run, SLOTS)
@@ -129,7 +132,7 @@ def test_keys_of_32_bits_agree_to_two_ulps(prove):
     assert (np.abs(found - expected) <= 2 * np.spacing(np.float32(scale))).all()
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", ["half", pytest.param("interleaved", marks=LONG)])
 def test_a_distance_of_nought_is_a_plain_import_whatever_the_bits(prove, style):
     case = Case(prove, style)
     case.rows[...] = 0xFF  # NaN

@@ -22,7 +22,11 @@ from pallas_kernels import (
 NUM_PAGES = 6
 HOSTILE = np.array([3, -1, 5, 2, 3, 100, 0, NUM_PAGES, -(2**31), 2**31 - 1], np.int32)
 NONE = np.array([], np.int32)
-TUNINGS = ({"blocks": 3, "stages": 2}, {"blocks": 1, "stages": 4})
+LONG = pytest.mark.long  # `make test-kernels` runs these too, on both jax
+TUNINGS = (
+    pytest.param({"blocks": 3, "stages": 2}, id="ring of 2"),
+    pytest.param({"blocks": 1, "stages": 4}, id="ring of 4", marks=LONG),
+)
 
 
 def pool_of(prove, width: int = 256) -> np.ndarray:
@@ -31,7 +35,7 @@ def pool_of(prove, width: int = 256) -> np.ndarray:
     return pages
 
 
-@pytest.mark.parametrize("tuning", TUNINGS, ids=("ring of 2", "ring of 4"))
+@pytest.mark.parametrize("tuning", TUNINGS)
 def test_pages_of_nobody_are_gathered_as_zeros(prove, tuning):
     pages = pool_of(prove)
     rows = prove.equal(
@@ -42,7 +46,7 @@ def test_pages_of_nobody_are_gathered_as_zeros(prove, tuning):
         np.testing.assert_array_equal(row, own)
 
 
-@pytest.mark.parametrize("tuning", TUNINGS, ids=("ring of 2", "ring of 4"))
+@pytest.mark.parametrize("tuning", TUNINGS)
 def test_rows_of_nobody_are_dropped_and_the_last_of_equals_wins(prove, tuning):
     pages, rows = pool_of(prove), prove.bytes(HOSTILE.size, 256)
     found = prove.equal(
