@@ -23,6 +23,7 @@ from kvmem.session import (
     tombstone,
 )
 from kvmem.session.asking import Recall
+from kvmem.session.late import ReviseFn
 from kvmem.session.lines import Batch, Log
 from kvmem.session.log import Repair
 from kvmem.session.place import Place
@@ -65,8 +66,17 @@ def checked(
     return CheckedBatch(parsed, key, actor, tuple(carries))
 
 
-def run(place: Place, generation: int | None, batch: CheckedBatch) -> Appended:
-    """Append a batch; see the file's head."""
+def run(
+    place: Place, generation: int | None, batch: CheckedBatch, revise: ReviseFn
+) -> Appended:
+    """Append a batch; see the file's head.
+
+    Args:
+        place: the session's.
+        generation: of the session's handle.
+        batch: what is appended.
+        revise: takes out, under the lock, what was forgotten meanwhile.
+    """
     with place.locked():
         tombstone.check(place, generation)
         materialise.ensure(place)
@@ -77,7 +87,7 @@ def run(place: Place, generation: int | None, batch: CheckedBatch) -> Appended:
             found = archive.batch_of(archives, live, batch.key)
             if found is not None:
                 return _repeated(place, live, batch, found, repair)
-        stored = _stored(place, live, batch)
+        stored = revise(_stored(place, live, batch))
         data = lines.batch(live.clock.messages, stored, batch.key, batch.digest)
         new = log.append(place, live, data)
         meta.update(place, new, added=len(stored))

@@ -11,11 +11,11 @@ goes with its session. KV is a cache: what is damaged reads as no chain, with a 
 import dataclasses
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kvmem.errors import Conflict, CorruptPage, FormatMismatch, say
-from kvmem.session import files, ids, log, materialise, tombstone
+from kvmem.session import files, ids, log, materialise, tombstone, unnamed
 from kvmem.session.identity import Identity
 from kvmem.session.place import CHAINS, Place
 
@@ -49,20 +49,32 @@ class Chains:
             return str(bad)
         return None
 
-    def put(self, actor: str | None, blob: bytes, generation: int) -> int:
+    def put(
+        self,
+        actor: str | None,
+        blob: bytes,
+        generation: int,
+        is_stale: Callable[[], bool] = lambda: False,
+    ) -> int:
         """Replace a chain durably and return its new generation.
 
         Args:
             actor: whose chain.
             blob: its bytes.
             generation: the one that `get` returned, 0 where there was none.
+            is_stale: asked under the session's lock, where no forgetting can come
+                between: what the chain holds was forgotten meanwhile.
 
         Raises:
-            Conflict: another put came between.
+            Conflict: another put came between, or it is stale.
             Deleted: the session was deleted.
         """
         with self._place.locked():
             self._check(actor, generation)
+            if is_stale():
+                asked = f"a chain of session {self._place.identity.session!r}"
+                law = "something that it holds was forgotten meanwhile"
+                raise Conflict(say(asked, law, "Feed what the log says now"))
             materialise.ensure(self._place)
             self._place.settle(log.read(self._place))
             folder = self._place.file(CHAINS)
@@ -125,6 +137,20 @@ def manifests(place: Place) -> Mapping[str | None, bytes]:
     names = (name for name in place.io.names(folder) if name.endswith(_SUFFIX))
     every = (_own(place, place.io.read(folder / name)) for name in names)
     return {held.actor: held.blob for held in every if held is not None}
+
+
+def drop_all(place: Place) -> None:
+    """Take every chain away, for want of who cuts them; under the lock.
+
+    That some went is noted first, for who frees the pages that they named.
+    """
+    folder = place.file(CHAINS)
+    names = place.io.names(folder)
+    if names:
+        unnamed.note(place.root, place.io)
+        for name in names:
+            place.io.unlink(folder / name)
+        place.io.sync_dir(folder)
 
 
 def drop_damaged(place: Place) -> None:

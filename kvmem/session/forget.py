@@ -90,8 +90,14 @@ class Faults:
             raise first
 
 
-def in_session(place: Place, memory: Memory) -> int:
+def in_session(place: Place, memory: Memory, has_keeper: bool = True) -> int:
     """Take a memory out of one session; return the messages that held it.
+
+    Args:
+        place: the session's.
+        memory: what is forgotten.
+        has_keeper: somebody cuts the session's chains after this. Without one they go
+            whole, as this room does not read them: KV is a cache.
 
     Raises:
         CorruptPage, FormatMismatch: the session is damaged and may hold it still.
@@ -99,7 +105,10 @@ def in_session(place: Place, memory: Memory) -> int:
     """
     with place.locked():
         _drop_leftovers(place)
-        chains.drop_damaged(place)
+        if has_keeper:
+            chains.drop_damaged(place)
+        else:
+            chains.drop_all(place)
         if not place.io.is_file(place.file(LOG)):
             return 0
         live, _ = log.mended(place, log.read(place))
@@ -179,7 +188,7 @@ def _without(held: Sequence[Line], memory: Memory) -> tuple[tuple[Line, ...], in
     """Return lines that say nothing of a memory, and how many said something."""
     kept, changed = [], 0
     for line in held:
-        stored = _redacted(line.stored, memory)
+        stored = redacted(line.stored, memory)
         if stored != line.stored:
             fields = lines.unseal(line.raw[:-1]) | {"message": stored}
             line = line._replace(stored=stored, raw=lines.seal(fields))
@@ -188,8 +197,8 @@ def _without(held: Sequence[Line], memory: Memory) -> tuple[tuple[Line, ...], in
     return tuple(kept), changed
 
 
-def _redacted(stored: Mapping, memory: Memory) -> dict:
-    """Return a message whose parts and carried records do not hold a memory."""
+def redacted(stored: Mapping, memory: Memory) -> dict:
+    """Return a stored message whose parts and carried records do not hold a memory."""
     parts = [
         {"type": "context", "forgotten": True} if memory.is_in(part) else part
         for part in stored["parts"]

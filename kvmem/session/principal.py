@@ -94,6 +94,11 @@ class Principal:
         returns, the bytes are gone. Forgetting again completes what was cut off. What
         is damaged or busy stops nothing: all the rest is forgotten first.
 
+        Pages of KV are freed by `kvmem.conversation.Conversations` on this store. In a
+        store without, as that of the HTTP service, the user's chains are taken away,
+        so that nothing names their pages; their bytes go when Conversations of this
+        root begin, take their next turn, or `collect`.
+
         Raises:
             Denied: it is another peer's, or a folder that may hold some.
             Busy, CorruptPage, FormatMismatch, OSError: of what could not be cleaned,
@@ -107,8 +112,11 @@ class Principal:
         memory = forgetting.begun(self.store, self.owner, memory)
         with forget.Faults() as faults:
             found = faults.kept(self.items.delete, uri, actor=actor)
+            self.store.late.note(self.owner, found or (), memory.digests)
+            has_keeper = bool(self.store.on_forget)  # of pages
             for id in self.sessions():
-                faults.kept(forget.in_session, self.session(id).place, memory)
+                held = self.session(id).place
+                faults.kept(forget.in_session, held, memory, has_keeper)
             for name in self.store.nameless(*self.owner):
                 faults.kept(forget.in_nameless, name)
             self.store.recent.forget(self.owner)

@@ -23,6 +23,7 @@ from kvmem.session import (
     recall,
     state,
     tombstone,
+    unnamed,
 )
 from kvmem.session import chains as chain_files
 from kvmem.session.append import Appended
@@ -119,7 +120,8 @@ class Session:
             for each in carries
         ]
         batch = append.checked(messages, key, peer, actor, carries)
-        return append.run(self.place, self._bound(), batch)
+        late = self.principal.store.late.revised(self.principal, carries)
+        return append.run(self.place, self._bound(), batch, late)
 
     def messages(self, since: int = 0) -> tuple[Message, ...]:
         """Return the messages from number `since` on, archived ones too."""
@@ -173,6 +175,8 @@ class Session:
                 else:
                     tombstone.check(place, mine)
             named = chain_files.manifests(place)
+            if named and not self.principal.store.on_delete:
+                unnamed.note(place.root, place.io)
             for hook in self.principal.store.on_delete:
                 hook(self, named)
             materialise.remove(place)

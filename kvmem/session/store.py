@@ -19,6 +19,7 @@ from kvmem.session.book import Book
 from kvmem.session.fsck import HookFn, Violation
 from kvmem.session.identity import VERSION, Identity
 from kvmem.session.io import OsIO, Unsynced
+from kvmem.session.late import Late
 from kvmem.session.locks import WAIT_S, Locks
 from kvmem.session.place import LOG, Place
 from kvmem.session.principal import Principal
@@ -53,6 +54,7 @@ class SessionStore:
         self.on_forget: list[Callable[[Principal, str], None]] = []
         self.fsck_hooks: list[HookFn] = []  # judges of chains: I8 to I10
         self.recent = Recent()  # recalls, for messages that carry them
+        self.late = Late()  # what was forgotten, for messages that tell it yet
         self._locks = Locks(io, wait_s)
         self._logs: dict[Path, lines.Log] = {}
         self._ledgers: dict[Path, ledger_file.Found] = {}
