@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvmem.errors import Conflict, InvalidId, say
+from kvmem.errors import ConfigError, Conflict, InvalidId, say
 from kvmem.session import (
     archive,
     ids,
@@ -63,7 +63,17 @@ def checked(
     """Return a batch whose form is right, or raise ConfigError or InvalidId."""
     parsed = message.parse(messages, None if peer is None else ids.check_peer(peer))
     key = None if key is None else ids.check_key(key)
-    return CheckedBatch(parsed, key, actor, tuple(carries))
+    return CheckedBatch(parsed, key, actor, listed(carries))
+
+
+def listed(carries: Iterable[Recall | str]) -> tuple[Recall | str, ...]:
+    """Return what a batch is to carry, or raise ConfigError where it is no recalls."""
+    is_many = isinstance(carries, Iterable) and not isinstance(carries, str)
+    found = tuple(carries) if is_many else None
+    if found is None or not all(isinstance(each, Recall | str) for each in found):
+        law = "a batch carries a list of recalls, or of their ids"
+        raise ConfigError(say(f"carries={carries!r}", law, "Pass [recall]"))
+    return found
 
 
 def run(

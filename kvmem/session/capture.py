@@ -221,7 +221,7 @@ def append(
     Raises:
         Conflict: others were captured meanwhile, or the session is another one.
     """
-    with session.place.locked(".capture"):
+    with session.place.locked("capture"):
         known = marks.in_log(session, actor, peer)
         if len(known) != after or (known and known[-1] != last):
             law = f"{len(known)} are captured, and another one is the last"

@@ -125,7 +125,7 @@ def _extract(
     count = 0
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(place.locked(".extract", wait_s=0.0))
+            held.enter_context(place.locked("extract", wait_s=0.0))
         except Busy:
             pending = sum(not each.is_extracted for each in archive.listed(place))
             return done._replace(pending=pending)

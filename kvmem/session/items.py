@@ -65,17 +65,19 @@ class Items:
         Raises:
             Conflict: the key was used for other content, or the uri holds other text.
             Deleted: the key's item was deleted since.
-            Denied, InvalidId: the place is not this actor's, or is none.
+            Denied: the place is not this actor's, or the key's item is not any more.
+            InvalidId: the place is none.
         """
         text = _checked_text(text).strip()
         key = None if key is None else _checked_key(key)
-        place = views.owned_by(uri or "memories", peer)
+        place = views.owned_by("memories" if uri is None else uri, peer)
         actor = self._resolve(actor)
         views.checked(place, actor, "remember", whole=uri is None)
         content = item_rows.digest(text, uri or "", peer or "")
         with self._book.change() as cursor:
             known = key is not None and item_rows.of_key(cursor, key, content)
-            if known:
+            if known:  # it may have been moved since, out of this actor's sight
+                views.checked(known, actor, "remember")
                 return item_rows.the(cursor, known)
             item = item_rows.keep(cursor, text, uri and place, place)
             if key is not None:
@@ -100,8 +102,8 @@ class Items:
 
     def names(self, under: str = "", actor: str | None = None) -> tuple[str, ...]:
         """Return the names that stand directly in a folder, sorted."""
+        uris = [item.uri for item in self.list(under, actor) if item.uri != under]
         start = len(under) + 1 if under else 0
-        uris = (item.uri for item in self.list(under, actor) if item.uri != under)
         return tuple(sorted({uri[start:].split("/")[0] for uri in uris}))
 
     def stat(self, uri: str, actor: str | None = None) -> Entry:
@@ -201,6 +203,9 @@ class Items:
             peer_scope: "actor": the self and this actor's part; "all": other peers
                 too, ranked lower.
         """
+        if not isinstance(query, str):
+            asked, law = f"search for {query!r}", "a query is a string"
+            raise errors.ConfigError(errors.say(asked, law, "Pass the words"))
         under, actor = self._folder(under, actor, "search")
         scope = views.checked_scope(peer_scope)
         match = search.match_of(query)
@@ -268,7 +273,8 @@ def _checked_key(key: str) -> str:
 def _checked_text(text: str) -> str:
     """Return a text in NFC, or raise for what cannot be kept."""
     if not isinstance(text, str):
-        raise TypeError(f"an item's text is a string, not {type(text).__name__}")
+        asked, law = f"a text that is {ascii(text)[:40]}", "an item's text is a string"
+        raise TypeError(errors.say(asked, law, "Pass the words"))
     if not text.strip():
         asked, law = "an empty text", "there is nothing to remember in it"
         raise errors.ConfigError(errors.say(asked, law, "Give words"))

@@ -2,8 +2,9 @@ r"""The log's bytes: one line a message, checked line by line.
 
 The law: a batch counts when all its lines are there and right, else none of it does.
 What a write that was cut off can leave stands at the end of the file and is *torn*: it
-is cut and kept aside. What it cannot leave is damage, and damage is an error that names
-the line: nothing in the middle of a log is ever skipped.
+is cut and kept aside. That is a beginning of the batch, or the batch with holes of
+whole units of a disk, which read as zeros. What it cannot leave is damage, in the last
+line too, and damage is an error that names the line: nothing in a log is ever skipped.
 
     {"format": "kvmem.session.log", "version": 1, ..., "first": 0, "crc": "…"}
     {"seq": 0, "k": 0, "of": 1, "key": "k1", "digest": "…", "message": {…}, "crc": "…"}
@@ -13,6 +14,7 @@ is of all bytes before it.
 """
 
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -26,6 +28,8 @@ from kvmem.session.identity import Identity
 FORMAT = "kvmem.session.log"
 _SEAL = b',"crc":"'
 _SEAL_NBYTES = len(_SEAL) + 10
+_UNIT_NBYTES = 8  # what a persistent memory writes at least; a disk's sector is 512
+_HOLE = re.compile(rb"\0+")
 
 
 class Clock(NamedTuple):
@@ -141,8 +145,8 @@ def extend(log: Log, data: bytes, identity: Identity) -> Log:
                 keys[first["key"]] = Batch(first["seq"], stop, first["digest"])
             clock = advance(clock, [f["message"] for f, _ in opened])
             opened = []
-    number = 2 + len(log.lines) + at
-    _check_rest(pieces[at:], clock.messages, identity, number)
+    if law := _broken(data[nbytes:], nbytes, pieces[at:], clock.messages):
+        raise _damaged(identity, 2 + len(log.lines) + at, law)
     digest = xxhash.xxh3_128_digest(data[:nbytes])
     return Log(
         log.start,
@@ -175,21 +179,40 @@ def _follows(fields: Mapping, opened: Sequence, first: int) -> bool:
     return is_same and place == (k, first + k) and k < fields["of"]
 
 
-def _check_rest(
-    pieces: Sequence[bytes], first: int, identity: Identity, number: int
-) -> None:
-    """Raise CorruptPage where right lines stand behind one that is not.
+def _broken(rest: bytes, at: int, pieces: Sequence[bytes], first: int) -> str | None:
+    """Say what no write that was cut off has left behind the last whole batch.
 
-    A write that was cut off is a beginning of what it should be. A power cut may leave
-    holes in it, which read as zeros and stay within its batch.
+    Args:
+        rest: the bytes there.
+        at: where in the file they begin.
+        pieces: of them from the first that is no right line on; the last has no
+            newline.
+        first: the message that the batch would begin with.
     """
-    is_hole = b"\0" in pieces[0]
-    for piece in pieces[1:]:
+    *ended, last = pieces
+    if not ended:  # a line may be cut, and may not end in something else
+        return "its end is damaged" if unseal(last[:-1]) else None
+    if not _holes_are_whole(rest, at):
+        return "it is damaged"
+    for piece in ended:
         fields = unseal(piece)
-        if fields is None:
-            continue
-        if not is_hole or fields.get("seq", -1) - fields.get("k", 0) != first:
-            raise _damaged(identity, number, "it is damaged, and right lines follow it")
+        if fields is None and b"\0" not in piece:
+            return "it is damaged"
+        if fields and fields.get("seq", -1) - fields.get("k", 0) != first:
+            return "it is damaged, and right lines follow it"
+    return None
+
+
+def _holes_are_whole(rest: bytes, at: int) -> bool:
+    """Say whether all zeros are of whole units of a disk, but for where a write ends.
+
+    A text has none: they are escaped. So a bit that makes one of a letter is seen.
+    """
+    return all(
+        (hole.start() == 0 or (at + hole.start()) % _UNIT_NBYTES == 0)
+        and (hole.end() == len(rest) or (at + hole.end()) % _UNIT_NBYTES == 0)
+        for hole in _HOLE.finditer(rest)
+    )
 
 
 def _damaged(identity: Identity, number: int, law: str) -> CorruptPage:

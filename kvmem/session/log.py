@@ -64,7 +64,7 @@ def mended(place: Place, log: Log) -> tuple[Log, Repair | None]:
         return log, None
     kept = next_name(place, TORN)
     files.write(place.io, place.file(kept), log.torn)
-    place.io.truncate(place.file(LOG), log.nbytes)
+    _cut(place, log)
     _logger.warning(
         "session %r: %d bytes of a write that was cut off are kept in %s",
         place.identity.session,
@@ -82,7 +82,7 @@ def append(place: Place, log: Log, data: bytes) -> Log:
         place.io.sync(path)
     except OSError:
         with contextlib.suppress(OSError):  # else the next append mends it
-            place.io.truncate(path, log.nbytes)
+            _cut(place, log)
         raise
     new = read(place)
     place.known[LOG] = new.digest
@@ -104,6 +104,12 @@ def next_name(place: Place, prefix: str) -> str:
         if name.startswith(prefix) and name.removeprefix(prefix).isdigit()
     ]
     return f"{prefix}{max(numbers, default=-1) + 1}"
+
+
+def _cut(place: Place, log: Log) -> None:
+    """Cut the file behind what is right, durably: bytes of two writes never mix."""
+    place.io.truncate(place.file(LOG), log.nbytes)
+    place.io.sync(place.file(LOG))
 
 
 def _know(place: Place, log: Log) -> None:

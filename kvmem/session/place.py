@@ -64,13 +64,17 @@ class Place:
         return self.parent / DELETED / f"{ids.to_path(self.identity.session)}.json"
 
     @contextmanager
-    def locked(self, suffix: str = "", wait_s: float | None = None) -> Iterator[None]:
-        """Hold the session's lock; a suffix names another lock of the same session."""
+    def locked(self, other: str = "", wait_s: float | None = None) -> Iterator[None]:
+        """Hold the session's lock, or another one of it that has a name.
+
+        No id is a path with a "~" (`ids.to_path`), so no session's lock is another's.
+        """
         folder = self.parent / LOCKS
         if folder not in self.durable:
             files.make_folder(self.io, folder, self.root)
             self.durable[folder] = {}
-        path = folder / (ids.to_path(self.identity.session) + suffix)
+        name = ids.to_path(self.identity.session) + (other and f"~{other}")
+        path = folder / name
         with self.locks.hold(path, f"session {self.identity.session!r}", wait_s):
             yield
 

@@ -232,7 +232,8 @@ class Principal:
             else session.recalled(asked, search)
         )
         found = self._remembered(found, session)
-        self.store.recent.note(self.owner, found)
+        name = None if session is None else session.id
+        self.store.recent.note(self.owner, name, found)
         return found
 
     def _remembered(self, found: Recall, session: Session | None) -> Recall:

@@ -10,6 +10,7 @@ owns nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext as nothing
 
 from kvmem.session import (
     append,
@@ -114,11 +115,7 @@ class Session:
             OSError: the disk is full or failing; the log is as long as before.
         """
         actor = self.principal.actor_of(actor)
-        known, owner = self.principal.store.recent, self.principal.owner
-        carries = [
-            known.get(owner, each) or each if isinstance(each, str) else each
-            for each in carries
-        ]
+        carries = [self._known(each) for each in append.listed(carries)]
         batch = append.checked(messages, key, peer, actor, carries)
         late = self.principal.store.late.revised(self.principal, carries)
         return append.run(self.place, self._bound(), batch, late)
@@ -175,15 +172,23 @@ class Session:
                 else:
                     tombstone.check(place, mine)
             named = chain_files.manifests(place)
-            if named and not self.principal.store.on_delete:
-                unnamed.note(place.root, place.io)
-            for hook in self.principal.store.on_delete:
+            hooks = self.principal.store.on_delete
+            for hook in hooks:
                 hook(self, named)
-            materialise.remove(place)
+            is_left = bool(named) and not hooks  # pages, with nobody to free them
+            with unnamed.noted(place.root, place.io) if is_left else nothing():
+                materialise.remove(place)
 
     def recalled(self, asked: Ask, search: SearchFn) -> Recall:
         """Answer a recall that was checked; `Principal.recall` asks."""
         return recall.run(asked, self.place, self._generation, search)
+
+    def _known(self, carried: Recall | str) -> Recall | str:
+        """Return the recall of an id, where this process knows it."""
+        if not isinstance(carried, str):
+            return carried
+        recent, owner = self.principal.store.recent, self.principal.owner
+        return recent.get(owner, self.id, carried) or carried
 
     def _log(self) -> lines.Log | None:
         """Return the log as it stands, None before the session was made."""

@@ -48,6 +48,7 @@ def owned_by(uri: str, peer: str | None) -> str:
     Raises:
         InvalidId: the uri stands in another peer's part.
     """
+    _refuse_no_string(uri)
     if peer is None:
         return uri
     peer = ids.check_peer(peer)
@@ -142,8 +143,7 @@ def _penalty(uri: str, actor: str | None) -> float:
 
 def _refuse_bad_path(uri: str, whole: bool) -> None:
     """Raise InvalidId for what is no path of a user's tree."""
-    if not isinstance(uri, str):
-        raise TypeError(f"a uri is a string, not {type(uri).__name__}")
+    _refuse_no_string(uri)
     if whole and uri == "":
         return
     segments = uri.split("/")
@@ -163,6 +163,12 @@ def _refuse_bad_path(uri: str, whole: bool) -> None:
     if not whole and segments[0] == "peers" and len(segments) < 3:
         law = "it is a folder of peers, not an item"
         raise _bad(uri, law, "Give peers/NAME/...")
+
+
+def _refuse_no_string(uri: str) -> None:
+    if not isinstance(uri, str):
+        asked, law = f"a uri that is {ascii(uri)[:60]}", "a uri is a string"
+        raise TypeError(errors.say(asked, law, "Give it as memories/name"))
 
 
 def _bad(uri: str, law: str, cure: str) -> errors.InvalidId:

@@ -198,6 +198,21 @@ def test_two_extractions_of_one_session_do_not_run_at_once(session):
     assert inner == [("skipped", "no_messages", 0, 0, 0, 1)], "one is pending"
 
 
+def test_an_extraction_holds_no_lock_of_another_session(session):
+    other = session.principal.session("s.extract")
+
+    def extract(said):
+        other.append(say("of another session"))
+        return ()
+
+    session.commit(extract=extract)
+    session.append(say("more"))
+    with other.place.locked():
+        assert session.commit(extract=Notes()).pending == 0
+    assert other.clock == 1
+    session.principal.store.close()
+
+
 def test_a_session_deleted_while_the_extractor_works_stays_deleted(session):
     def deleting(said):
         session.principal.session("s").delete()

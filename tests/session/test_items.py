@@ -54,6 +54,39 @@ def test_a_key_follows_its_item_to_another_uri(items):
     assert items.remember("green", key="k1").uri == "memories/tea"
 
 
+def test_a_key_shows_no_item_that_was_moved_out_of_an_actors_sight(items):
+    items.remember("green", "memories/x", key="k", actor="bob")
+    items.move("memories/x", "peers/alice/x", actor="alice")
+    items.put("peers/alice/x", "a secret of alice", actor="alice")
+    with pytest.raises(errors.Denied, match="'bob'"):
+        items.remember("green", "memories/x", key="k", actor="bob")
+    found = items.remember("green", "memories/x", key="k")  # the owner has no view
+    assert found.text == "a secret of alice"
+
+
+@pytest.mark.parametrize("peer", [None, "wang"])
+def test_an_empty_uri_is_no_place_of_an_item(items, peer):
+    with pytest.raises(errors.InvalidId):
+        items.remember("a private note", uri="", peer=peer)
+    assert items.list() == ()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda items: items.remember(5),
+        lambda items: items.remember("x", uri=5),
+        lambda items: items.remember("x", uri=5, peer="wang"),
+        lambda items: items.search(5),
+        lambda items: items.get(None),
+        lambda items: items.names(None),
+    ],
+)
+def test_what_is_no_string_is_refused_in_words(items, wrong):
+    with pytest.raises((TypeError, errors.ConfigError), match=" is a string. "):
+        wrong(items)
+
+
 def test_another_text_at_a_uri_is_a_conflict_and_put_replaces_it(items):
     items.remember("green", "memories/tea")
     with pytest.raises(errors.Conflict, match="items.put"):

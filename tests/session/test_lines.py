@@ -43,17 +43,15 @@ def test_a_log_cut_anywhere_in_its_last_batch_is_torn_there(batches):
         assert log.nbytes == len(before) and log.torn == whole[len(before) : end]
 
 
-def test_one_flipped_bit_is_never_read_over():
-    whole = make_log(2, 1, 2)
-    last = len(make_log(2, 1))
+@pytest.mark.parametrize("batches", [(2, 1, 2), (1,), (3, 1)])
+def test_one_flipped_bit_is_loud_wherever_it_is(batches):
+    whole = make_log(*batches)
     for at in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[at] ^= 1
-        try:
-            log = lines.scan(bytes(damaged), ME)
-        except (CorruptPage, FormatMismatch):
-            continue
-        assert at >= last and log.clock.messages == 3 and log.torn
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[at] ^= 1 << bit
+            with pytest.raises((CorruptPage, FormatMismatch)):
+                lines.scan(bytes(damaged), ME)
 
 
 def test_damage_names_its_line():
@@ -84,12 +82,27 @@ def test_right_lines_in_a_wrong_order_are_damage(change):
 
 def test_a_hole_of_zeros_within_the_last_batch_is_torn_and_elsewhere_damage():
     before, whole = make_log(1), make_log(1, 3)
-    for start in range(len(before), len(whole) - 60, 7):
-        holed = whole[:start] + bytes(60) + whole[start + 60 :]
+    starts = [len(before), *range(-(-len(before) // 8) * 8, len(whole) - 64, 8)]
+    for start in starts:  # units of 8 bytes that were not written
+        end = (start + 64) // 8 * 8
+        holed = whole[:start] + bytes(end - start) + whole[end:]
         assert lines.scan(holed, ME).clock.messages == 1
+    for end in range(len(before) + 1, len(whole)):  # all behind a place
+        holed = whole[: end // 8 * 8].ljust(len(whole), b"\0")
+        if end // 8 * 8 >= len(before):
+            assert lines.scan(holed, ME).clock.messages == 1
     holed = whole[: len(before) - 20] + bytes(10) + whole[len(before) - 10 :]
     with pytest.raises(CorruptPage):
         lines.scan(holed, ME)
+
+
+def test_zeros_that_are_no_whole_unit_of_a_disk_are_damage():
+    before, whole = make_log(1), make_log(1, 3)
+    for start in range(len(before) + 1, len(whole) - 8):
+        if start % 8:
+            holed = whole[:start] + b"\0" + whole[start + 1 :]
+            with pytest.raises(CorruptPage, match="line 3|line 4|line 5"):
+                lines.scan(holed, ME)
 
 
 @pytest.mark.case("SES-29")

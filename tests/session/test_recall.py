@@ -6,6 +6,7 @@ import pytest
 
 from kvmem.errors import ConfigError, Conflict, Denied, InvalidId
 from kvmem.session import Hit, OsIO, Recall, SessionStore, ledger_file, messages
+from kvmem.session import recent as recent_recalls
 from kvmem.session.place import LEDGER, LOG
 from kvmem.session.recent import Recent
 
@@ -224,14 +225,43 @@ def test_every_recent_recall_can_be_carried_by_its_id(me, tmp_path):
         me.store.principal("lab", "bob").session("t").append(say("z"), carries=[off.id])
 
 
-def test_a_thousand_recalls_are_known_and_none_of_a_user_who_forgot(me):
+def test_an_id_is_that_of_the_session_it_was_asked_for(me, finds):
+    s, t = me.session("s"), me.session("t")
+    for session, uri in ((s, "A"), (t, "B")):
+        finds.hits = [Hit(uri, f"text of {uri}", 0.5)]
+        me.recall("q", session=session, mark="append", request_id="turn-1")
+    s.append(say("with A"), carries=["turn-1"])
+    assert list(s.ledger()) == ["A"] and t.ledger() == {}
+    with pytest.raises(InvalidId):  # not even where no other has that id
+        me.session("u").append(say("x"), carries=["turn-1"])
+
+
+def test_a_thousand_recalls_of_a_user_are_known_whatever_others_ask(me):
     recent, bob = Recent(), ("lab", "bob")
+    recent.note(bob, "s", Recall("r9", (), "off"))
     for number in range(1005):
-        recent.note(me.owner, Recall(f"r{number}", (), "off"))
-    recent.note(bob, Recall("r9", (), "off"))
-    assert recent.get(me.owner, "r5") is None and recent.get(me.owner, "r6").id == "r6"
+        recent.note(me.owner, None, Recall(f"r{number}", (), "off"))
+    assert recent.get(me.owner, "s", "r4") is None
+    assert recent.get(me.owner, "s", "r5").id == "r5"
+    assert recent.get(bob, "s", "r9") and not recent.get(bob, "t", "r9")
+
+
+def test_of_too_many_recalls_in_all_who_has_most_loses_the_oldest(monkeypatch):
+    monkeypatch.setattr(recent_recalls, "MAX_IN_ALL", 10)
+    recent, few = Recent(), ("lab", "few")
+    recent.note(few, None, Recall("mine", (), "off"))
+    for number in range(100):
+        recent.note(("lab", "many"), None, Recall(f"r{number}", (), "off"))
+    assert recent.get(few, "s", "mine") and recent.get(("lab", "many"), "s", "r91")
+    assert recent.get(("lab", "many"), "s", "r90") is None
+
+
+def test_no_recall_is_known_of_a_user_who_forgot(me):
+    recent, bob = Recent(), ("lab", "bob")
+    for owner in (me.owner, bob):
+        recent.note(owner, None, Recall("r", (), "off"))
     recent.forget(me.owner)
-    assert recent.get(me.owner, "r6") is None and recent.get(bob, "r9")
+    assert recent.get(me.owner, "s", "r") is None and recent.get(bob, "s", "r")
     found = me.recall("q")
     me.forget("A")
     with pytest.raises(InvalidId):
@@ -248,6 +278,13 @@ def test_a_recall_that_nobody_knows_cannot_be_carried_and_writes_nothing(me):
     session.append(say("x"), key="k", carries=[off])
     assert set(session.ledger()) == {"A", "B", "C"}
     assert session.append(say("x"), key="k", carries=["unknown"]).is_repeat
+
+
+@pytest.mark.parametrize("wrong", [None, "abc", [5], 5, [None]])
+def test_what_is_carried_is_a_list_of_recalls_or_ids(me, wrong):
+    with pytest.raises(ConfigError, match="carries="):
+        me.session("s").append(say("x"), carries=wrong)
+    assert me.session("s").clock == 0
 
 
 # Whatever is wrong, it answers.
