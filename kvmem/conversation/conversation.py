@@ -13,6 +13,7 @@ one that the model gives to the whole transcript, whatever was found again.
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from kvmem.conversation import resume, transcript
@@ -27,10 +28,12 @@ from kvmem.serve.request import Output
 from kvmem.session import (
     Appended,
     Cooldown,
+    Entry,
     Message,
     Recall,
     Session,
     ids,
+    late,
     messages,
 )
 
@@ -59,6 +62,15 @@ class Options:
     placement: Placement = "tail"
     cooldown: Cooldown = messages(3)
     memories: int = 4
+
+    def __post_init__(self):
+        if self.placement not in ("tail", "system"):
+            law = 'memories stand at the "tail" or in the "system" message'
+            raise ConfigError(say(f"placement={self.placement!r}", law, "Give one"))
+        if not isinstance(self.memories, int) or self.memories < 0:
+            law = "a turn recalls 0 or more"
+            cure = "Give a number; 0 recalls nothing"
+            raise ConfigError(say(f"memories={self.memories!r}", law, cure))
 
 
 class Conversation:
@@ -98,22 +110,19 @@ class Conversation:
 
     def turn(self, text: str, key: str | None = None) -> TurnInProgress:
         """Take a user's message; `deltas` of what is returned streams the reply."""
+        self.forgotten.require_open()
+        self.forgotten.catch_up()
         if key is not None:
-            ids.check_key(f"{ids.check_key(key)}/assistant")  # what a reply is kept by
+            ids.check_key(self._named(ids.check_key(key), "assistant"))
         before, recall = self._asked(text, key), self._recalled(text, key)
-        memories = [
-            {"type": "context", "uri": each.uri, "text": each.text}
-            for each in (recall.entries if recall else ())
-            if each.text
-        ]
-        is_tail = self.options.placement == "tail"
-        turn = TurnInProgress(self, recall, () if is_tail else tuple(memories), key)
+        tail, system = self._placed(recall.entries if recall else ())
+        turn = TurnInProgress(self, recall, system, key)
         if before is not None:
-            turn.reply = self._logged(key, recall)
+            turn.reply = self.logged(key, recall)
             return turn
-        parts = [{"type": "text", "text": text}, *(memories if is_tail else ())]
-        carries = [recall] if recall and recall.entries and is_tail else ()
-        self._require_fits(parts, () if is_tail else tuple(memories))
+        parts = [{"type": "text", "text": text}, *tail]
+        carries = [recall] if recall and recall.entries and self._is_tail else ()
+        self._require_fits(parts, system)
         self._append("user", parts, key, carries)
         return turn
 
@@ -144,14 +153,25 @@ class Conversation:
         fed = transcript.ids_part(self.engine.tokenizer, output.output_ids)
         return self._append("assistant", [said, fed], key).first
 
-    def keep(self, prompt: Prompt, output: Output, seq: int, generation: int) -> None:
-        """Write the manifest of what was fed and generated, if nobody was faster."""
+    def keep(self, prompt: Prompt, output: Output, seq: int, generation: int) -> bool:
+        """Write the manifest of what was fed and generated, if nobody was faster.
+
+        Returns:
+            Whether all of it stands yet: nothing of it was forgotten, by whoever.
+        """
         tokens = (*prompt.ids, *output.output_ids)
         span = Span(seq, prompt.reply_start, len(tokens))
         rows = len(tokens) - 1  # the last token was returned and never fed
         made = Chain(self._facts, tokens, rows, (*prompt.spans, span))
+        is_told = [True]
+
+        def is_stale() -> bool:
+            is_told[0] = self._tells(prompt.spans)
+            return not is_told[0]
+
         with contextlib.suppress(Conflict):  # the other's is as good: KV is a cache
-            self.session.chains.put(self.actor, made.encode(), generation)
+            self.session.chains.put(self.actor, made.encode(), generation, is_stale)
+        return is_told[0]
 
     def saved(self, found: Resume, output: Output) -> float | None:
         """Return the seconds that prefilling what a turn reused would have taken."""
@@ -162,6 +182,37 @@ class Conversation:
         if best is None or self._best_s == float("inf"):
             return None
         return self._best_s * found.num_reused
+
+    @property
+    def _is_tail(self) -> bool:
+        return self.options.placement == "tail"
+
+    def _placed(self, entries: Sequence[Entry]) -> tuple[tuple, tuple]:
+        """Return memories at the tail of the message, and those of the system's."""
+        memories = tuple(
+            {"type": "context", "uri": each.uri, "text": each.text}
+            for each in entries
+            if each.text
+        )
+        return (memories, ()) if self._is_tail else ((), memories)
+
+    def _tells(self, spans: Sequence[Span]) -> bool:
+        """Say whether the log, and the user's items, tell yet what stretches are."""
+        mine = [span for span in spans if span.uri is not None]
+        if not mine:
+            return True
+        gone = late.gone(
+            self.session.principal, (span.uri for span in mine if span.seq < 0)
+        )
+        told: dict[str, int] = {}  # where first
+        for message in self.session.messages():
+            for part in message.parts:
+                told.setdefault(part.get("uri"), message.seq)
+        return not gone and all(
+            told.get(span.uri, span.seq + 1) <= span.seq
+            for span in mine
+            if span.seq >= 0
+        )
 
     def _require_fits(self, parts: list, system_memories: tuple[dict, ...]) -> None:
         """Refuse a message that leaves no room for a reply, before it is logged."""
@@ -182,15 +233,22 @@ class Conversation:
     def _recalled(self, text: str, key: str | None) -> Recall | None:
         if not self.options.memories:
             return None
-        is_tail = self.options.placement == "tail"
+
+        def served(entries: Sequence[Entry]) -> bool:
+            if not self._is_tail:  # a message that does not fit is told nothing
+                _, system = self._placed(entries)
+                self._require_fits([{"type": "text", "text": text}], system)
+            return bool(entries)
+
         return self.session.principal.recall(
             text,
             session=self.session,
             cooldown=self.options.cooldown,
             actor=self.actor,
-            request_id=key,
-            mark="append" if is_tail else "return",
+            request_id=None if key is None else self._named(key),
+            mark="append" if self._is_tail else "return",
             limit=self.options.memories,
+            served=served,
         )
 
     def _append(self, role: str, parts: list, key: str | None, carries=()) -> Appended:
@@ -198,10 +256,15 @@ class Conversation:
         message = {"role": role, "parts": parts}
         return self.session.append(
             [message if key is None else {**message, "turn_id": key}],
-            key=None if key is None else f"{key}/{role}",
+            key=None if key is None else self._named(key, role),
             actor=self.actor,
             carries=carries,
         )
+
+    def _named(self, *parts: str) -> str:
+        """Return a key as the session keeps it: each actor's turns have their own."""
+        name = "/".join(parts)
+        return name if self.actor is None else f"{name}@{self.actor}"
 
     def _asked(self, text: str, key: str | None) -> Message | None:
         """Return the user's message of a turn that was said before, archived or not.
@@ -215,7 +278,7 @@ class Conversation:
             raise Conflict(say(f"a turn with key {key!r}", law, "Use a key a turn"))
         return asked
 
-    def _logged(self, key: str, recall: Recall | None) -> Reply | None:
+    def logged(self, key: str | None, recall: Recall | None) -> Reply | None:
         """Return what the log says was answered in a turn, None if nothing was."""
         answer = self._said("assistant", key)
         return answer and Reply(answer.text, recall)

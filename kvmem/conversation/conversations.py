@@ -14,6 +14,7 @@ Pages are kept under a salt made of the store's secret and their owner, which no
 can choose: equal texts of two users share nothing, those of one user's sessions do.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 
 from kvmem.conversation import chain as chains
@@ -30,7 +31,15 @@ from kvmem.errors import (
     say,
 )
 from kvmem.serve import Engine, Identity
-from kvmem.session import Cooldown, Principal, Session, SessionStore, named, resident
+from kvmem.session import (
+    Cooldown,
+    Principal,
+    Session,
+    SessionStore,
+    named,
+    resident,
+    unnamed,
+)
 from kvmem.session.fsck import Checked, Violation
 from kvmem.store import Erased, PageKey
 
@@ -62,10 +71,12 @@ class Conversations:
             raise ConfigError(say("conversations of a model without one", law, cure))
         self.engine, self.sessions = engine, sessions
         self.pages = engine.recall.store
-        self._forgotten = Forgotten(self._clear_up)
+        self._forgotten = Forgotten(self._clear_up, self._catch_up)
+        self._caught_up = b""  # with what stores without conversations took away
         sessions.on_forget.append(self._forget)
         sessions.on_delete.append(self._delete)
         sessions.fsck_hooks.append(self._judge)
+        self._catch_up()
 
     def open(
         self,
@@ -104,7 +115,10 @@ class Conversations:
 
     def collect(self) -> Erased:
         """Free every page that no chain names; return what went."""
-        return self._retain(self._named())
+        last = unnamed.last(self.sessions.root, self.sessions.io)
+        erased = self._retain(self._named())
+        self._caught_up = last
+        return erased
 
     def drop(self, session: Session, actor: str | None = None) -> Erased:
         """Take one actor's chain away, and the pages that only it named."""
@@ -113,7 +127,18 @@ class Conversations:
         return self.collect()
 
     def close(self) -> None:
-        """Close the engine's page store and the sessions' files."""
+        """Close the engine's page store and the sessions' files; no turn follows.
+
+        The sessions' store may be used on, by other Conversations too.
+        """
+        self._forgotten.is_closed = True
+        for hooks, mine in (
+            (self.sessions.on_forget, self._forget),
+            (self.sessions.on_delete, self._delete),
+            (self.sessions.fsck_hooks, self._judge),
+        ):
+            with contextlib.suppress(ValueError):  # it was closed before
+                hooks.remove(mine)
         self.engine.close()
         self.sessions.close()
 
@@ -154,6 +179,14 @@ class Conversations:
     def _clear_up(self) -> None:
         """Free what a turn left behind that keeps no chain."""
         if self.pages.writable:
+            self.collect()
+
+    def _catch_up(self) -> None:
+        """Free what stores without conversations took the last name of."""
+        last = unnamed.last(self.sessions.root, self.sessions.io)
+        if last != self._caught_up and self.pages.writable:
+            self._forgotten.count += 1  # turns that run keep no KV
+            self.engine.disown()
             self.collect()
 
     def _delete(self, session: Session, manifests: dict) -> None:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from kvmem.conversation import resume
 from kvmem.conversation.resume import Resume
+from kvmem.errors import ConfigError, Conflict, say
 from kvmem.serve.request import Delta, Output
-from kvmem.session import Recall
+from kvmem.session import Recall, late
 
 if TYPE_CHECKING:
     from kvmem.conversation.conversation import Conversation
@@ -30,11 +31,21 @@ class Forgotten:
     """How many memories were forgotten since conversations began, and what clears up.
 
     `collect` frees pages that no chain names: those of a turn that was fed a memory
-    before it was forgotten, and was computed to its end afterwards.
+    before it was forgotten, and was computed to its end afterwards. `catch_up` does so
+    where a store without conversations has forgotten something meanwhile.
     """
 
     collect: Callable[[], object]
+    catch_up: Callable[[], object]
     count: int = 0
+    is_closed: bool = False
+
+    def require_open(self) -> None:
+        """Raise ConfigError where the conversations were closed."""
+        if self.is_closed:
+            law = "they were closed, and their page store with them"
+            cure = "Make Conversations anew, and open the session there"
+            raise ConfigError(say("a turn of these conversations", law, cure))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,9 +85,11 @@ class TurnInProgress:
         What is fed is what the log says when this begins. Where something was forgotten
         since the turn was taken, no memory that was meant for the system message is.
         """
+        talk, engine = self._talk, self._talk.engine
+        if self.reply is None:  # another turn under its key may have been answered
+            self.reply = talk.logged(self._key, self.recall)
         if self.reply is not None:
             return
-        talk, engine = self._talk, self._talk.engine
         self._begin()
         request_id = engine.add(self._prompt.ids, talk.options.sampling, talk.identity)
         try:
@@ -90,17 +103,25 @@ class TurnInProgress:
     def _begin(self) -> None:
         """Read what is fed, and what there is of it."""
         talk, count = self._talk, self._talk.forgotten.count
+        talk.forgotten.require_open()
         memories = self._system_memories if count == self._forgotten else ()
+        gone = late.gone(talk.session.principal, (each["uri"] for each in memories))
+        memories = tuple(each for each in memories if each["uri"] not in gone)
         self._forgotten = count
         _, self._generation = talk.session.chains.get(talk.actor)
         self._judged, self._prompt = talk.judged(), talk.prompt(memories)
 
     def _finish(self, output: Output) -> None:
         talk = self._talk
-        seq = talk.log_reply(output, self._key)
-        if talk.forgotten.count == self._forgotten:
-            talk.keep(self._prompt, output, seq, self._generation)
-        else:
+        try:
+            seq = talk.log_reply(output, self._key)
+        except Conflict:  # another turn under its key was faster
+            self.reply = talk.logged(self._key, self.recall)
+            if self.reply is None:
+                raise
+            return
+        is_same = talk.forgotten.count == self._forgotten
+        if not (is_same and talk.keep(self._prompt, output, seq, self._generation)):
             talk.forgotten.collect()
         found = resume.of(self._judged, self._prompt.ids, output)
         saved = talk.saved(found, output)

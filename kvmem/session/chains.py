@@ -142,15 +142,15 @@ def manifests(place: Place) -> Mapping[str | None, bytes]:
 def drop_all(place: Place) -> None:
     """Take every chain away, for want of who cuts them; under the lock.
 
-    That some went is noted first, for who frees the pages that they named.
+    For who frees the pages that they named, see `unnamed`.
     """
     folder = place.file(CHAINS)
     names = place.io.names(folder)
     if names:
-        unnamed.note(place.root, place.io)
-        for name in names:
-            place.io.unlink(folder / name)
-        place.io.sync_dir(folder)
+        with unnamed.noted(place.root, place.io):
+            for name in names:
+                place.io.unlink(folder / name)
+            place.io.sync_dir(folder)
 
 
 def drop_damaged(place: Place) -> None:

@@ -3,14 +3,18 @@
 A store without conversations cannot reach pages. When it forgets a memory it takes the
 manifests of its user's chains away, and says so in one small file of the root; whoever
 holds a page store of that root sees that the file is another one, and frees what no
-chain names. The law: the file changes, durably, before the first manifest goes, and it
-holds nothing but what tells it from the one before.
+chain names. The law: the file changes, durably, before the first manifest goes, in
+case that nothing after it is done, and again when the last one is gone. It holds
+nothing but what tells it from the one before.
 
-    unnamed.note(store.root, store.io)
+    with unnamed.noted(store.root, store.io):
+        ...                              # manifests go
     unnamed.last(store.root, store.io)   # b"" if that never happened
 """
 
+import contextlib
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvmem.session import files
@@ -19,9 +23,12 @@ from kvmem.session.io import OsIO
 _FILE = ".unnamed"
 
 
-def note(root: Path, io: OsIO) -> None:
-    """Say durably that pages may be there which no chain names."""
-    files.write(io, root / _FILE, uuid.uuid4().hex.encode())
+@contextlib.contextmanager
+def noted(root: Path, io: OsIO) -> Iterator[None]:
+    """Say durably that the block takes the last name of pages away."""
+    _note(root, io)
+    yield
+    _note(root, io)
 
 
 def last(root: Path, io: OsIO) -> bytes:
@@ -30,3 +37,10 @@ def last(root: Path, io: OsIO) -> bytes:
         return io.read(root / _FILE)
     except FileNotFoundError:
         return b""
+
+
+def _note(root: Path, io: OsIO) -> None:
+    mine = root / f"{_FILE}-{uuid.uuid4().hex}"  # two may note at the same time
+    files.write(io, mine, uuid.uuid4().hex.encode())
+    io.replace(mine, root / _FILE)
+    io.sync_dir(root)
