@@ -25,7 +25,7 @@ import optax
 from experiments import draft_passes
 from experiments.draft_texts import Lessons
 from kvmem.geometry import Topology
-from kvmem.model import mtp
+from kvmem.model import draft_spec, mtp
 from kvmem.model.decoder import Decoder
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.mtp_decoder import MtpDecoder
@@ -126,12 +126,12 @@ class Trainer:
         self._partition = partition_of(draft.spec, Topology())
         self._optimizer = _optimizer(learning)
         self._first = draft
-        words, self._rest = _words(lessons, target.spec.vocab, learning.words)
+        self.words, self._rest = _words(lessons, target.spec.vocab, learning.words)
         place = np.full(target.spec.vocab, -1, np.int32)
-        place[words] = np.arange(len(words))
+        place[self.words] = np.arange(len(self.words))
         own = self._partition.rank_params(draft.params, 0)
         shared = {name: own[name] for name in _OF_TARGET if name in own}
-        fixed = jax.device_put(_Fixed(shared, words, place))
+        fixed = jax.device_put(_Fixed(shared, self.words, place))
         step = jax.jit(self._advance, static_argnames="depth")
         self._step = functools.partial(step, fixed)
         self._look = functools.partial(jax.jit(self._compare), fixed)
@@ -193,6 +193,7 @@ class Trainer:
                 found[prefix + _NAMES[what]] = array
             else:
                 found[f"{self.prefix}.{what}.weight"] = array
+        found[draft_spec.WORDS] = self.words
         return self.complete(self._target, spec.layers, found, "trained")
 
     def passes(self, draft: Decoder, lessons: Lessons, depth: int) -> list[Pass]:

@@ -148,6 +148,7 @@ class Decoder(nnx.Module):
             axis_name: the mesh axis that sums over ranks; None: one rank.
             num_logits: of how many of the last new tokens, n; row n - 1 is that of
                 token num_new - 1. Where fewer are new, rows of token 0 stand in front.
+                0, without features: the tokens are written, and f32[S, 0] comes back.
             num_features: of how many of them the rows before the last norm are
                 returned too, m; 0: of none.
             branches: where new tokens stand that do not follow each other; None: they
@@ -171,6 +172,8 @@ class Decoder(nnx.Module):
             q, k, v = layer.heads(x, cos, sin)
             pages = write_rows(pages, envelope, name, k, v, table, starts, num_new)
             if index == spec.layers - 1:  # only the last tokens are asked for
+                if not asked:
+                    return pages, jnp.zeros((len(starts), 0), jnp.float32)
                 x, q, places, gaps = jax.tree.map(
                     lambda rows: at_last(rows, num_new, asked), (x, q, places, gaps)
                 )

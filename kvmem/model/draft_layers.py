@@ -1,10 +1,11 @@
 """Files of draft layers: what training leaves, and what an engine drafts with.
 
-One safetensors file of the draft's own tensors; embeddings, last norm and head are the
-target's and are not in it. A matrix may be stored in int8, each of its rows beside the
-scale that it is multiplied by: no element is off by more than half of that. The law:
-layers know whose they are. The file names the model id that they were trained behind,
-and they are loaded for that model alone: behind another they would propose noise.
+One safetensors file of the draft's own tensors, and of the token ids that it proposes
+where those are not all; embeddings, last norm and head are the target's and are not in
+it. A matrix may be stored in int8, each of its rows beside the scale that it is
+multiplied by: no element is off by more than half of that. The law: layers know whose
+they are. The file names the model id that they were trained behind, and they are loaded
+for that model alone: behind another they would propose noise.
 
     save(path, layers, model, int8=True)
     layers = load(path, model, layers=1)       # as `mtp.draw(model, 1)` makes them
@@ -18,7 +19,7 @@ import safetensors
 from safetensors import numpy as safetensors_numpy
 
 from kvmem.errors import FormatMismatch, say
-from kvmem.model import mtp, tensor_file
+from kvmem.model import draft_spec, mtp, tensor_file
 from kvmem.model.loaded import LoadedModel
 
 __all__ = ["load", "save"]
@@ -28,6 +29,7 @@ Complete = Callable[[LoadedModel, int, Mapping[str, np.ndarray], str], LoadedMod
 _PLAIN, _SCALED = "kvmem draft layers 1", "kvmem draft layers 2"
 _SCALE = ".scale"  # f32[N] behind the name of an int8[N, K]
 _MOST = 127
+_INTEGERS = {"I8": np.dtype(np.int8), "I32": np.dtype(np.int32)}
 
 
 def save(
@@ -46,6 +48,8 @@ def save(
     tensors = {name: np.ascontiguousarray(draft.params[name]) for name in own}
     if int8:
         tensors = _scaled(tensors)
+    if draft.spec.words:
+        tensors[draft_spec.WORDS] = np.asarray(draft.spec.words, np.int32)
     facts = {"scheme": _SCALED if int8 else _PLAIN, "target": target.model_id}
     scratch = Path(f"{path}.tmp")
     safetensors_numpy.save_file(tensors, scratch, metadata=facts)
@@ -85,10 +89,12 @@ def _read(path: Path, target: LoadedModel) -> dict[str, np.ndarray]:
                 "draw them from a seed",
             )
         )
-    tensors = tensor_file.read(path, tensor_file.FLOATS | {"I8": np.dtype(np.int8)})
+    tensors = tensor_file.read(path, tensor_file.FLOATS | _INTEGERS)
     _require_target(path, target)
     dtype = target.params["model.norm.weight"].dtype
-    return {name: rows.astype(dtype) for name, rows in _whole(path, tensors).items()}
+    words = tensors.pop(draft_spec.WORDS, None)
+    found = {name: rows.astype(dtype) for name, rows in _whole(path, tensors).items()}
+    return found if words is None else found | {draft_spec.WORDS: words}
 
 
 def _scaled(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

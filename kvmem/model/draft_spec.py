@@ -31,7 +31,9 @@ from kvmem.model.loaded import LoadedModel
 from kvmem.model.partition import Partition
 from kvmem.model.spec import ModelSpec
 
-__all__ = ["DraftPartition", "DraftSpec", "completed", "drawn", "spec_of"]
+__all__ = ["WORDS", "DraftPartition", "DraftSpec", "completed", "drawn", "spec_of"]
+
+WORDS = "draft.words"  # names the ids that may be proposed, beside the tensors
 
 _STD = 0.02  # of drawn weights
 _OF_TARGET = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
@@ -42,11 +44,13 @@ class DraftSpec(ModelSpec):
     """Draft layers of the shape of a model's own.
 
     `embed_scale` is what the model multiplies its embeddings by; `zero_norm` says that
-    the weight of its last norm is what that adds to one.
+    the weight of its last norm is what that adds to one. `words` are the token ids that
+    the layers may propose, ascending; () for all of them.
     """
 
     embed_scale: float = 1.0
     zero_norm: bool = False
+    words: tuple[int, ...] = ()
 
     @property
     def extras(self) -> dict[str, tuple[int, ...]]:
@@ -72,14 +76,20 @@ class DraftSpec(ModelSpec):
 
 @dataclasses.dataclass(frozen=True)
 class DraftPartition(Partition):
-    """The share of one rank; the extras are on every rank, as "name"."""
+    """The share of one rank; the extras are on every rank, as "name", and so are the
+    head's rows of the words that may be proposed, if not all are, as "said"."""
 
     def rank_params(
         self, params: Mapping[str, np.ndarray], rank: int
     ) -> dict[str, np.ndarray]:
         """Cut one rank's arrays out of the draft's."""
-        own = super().rank_params(params, rank)
-        return own | {name.split(".")[1]: params[name] for name in self.spec.extras}
+        spec, own = self.spec, super().rank_params(params, rank)
+        own |= {name.split(".")[1]: params[name] for name in spec.extras}
+        if spec.words:
+            tied = spec.tie_embeddings
+            head = "model.embed_tokens.weight" if tied else "lm_head.weight"
+            own["said"] = params[head][np.asarray(spec.words)]
+        return own
 
 
 def spec_of[Kind: DraftSpec](
@@ -164,10 +174,33 @@ def completed(
 ) -> LoadedModel:
     """Return draft layers of given weights, with the target's embeddings and head.
 
+    Args:
+        spec: of the layers.
+        target: the model.
+        params: the tensors of `spec.own_parameters`, and i32[M] `WORDS` if only those
+            token ids are to be proposed.
+        source: for people.
+
     Raises:
-        FormatMismatch: tensors that are not those of `spec.own_parameters`.
+        FormatMismatch: other tensors, or words that are not ascending ids of the model.
     """
+    own = dict(params)
+    if (words := own.pop(WORDS, None)) is not None:
+        spec = dataclasses.replace(spec, words=_words_of(words, spec.vocab, source))
     shared = {n: target.params[n] for n in _OF_TARGET if n in target.params}
-    every = {**shared, **params}
+    every = {**shared, **own}
     spec.require({name: array.shape for name, array in every.items()}, source)
     return LoadedModel(spec, every, target.tokenizer, f"draft layers {source}")
+
+
+def _words_of(words: np.ndarray, vocab: int, source: str) -> tuple[int, ...]:
+    ids = np.asarray(words, np.int64).reshape(-1)
+    if len(ids) and (np.diff(ids, prepend=-1, append=vocab) > 0).all():
+        return tuple(ids.tolist())
+    raise errors.FormatMismatch(
+        errors.say(
+            f"draft layers {source} with {len(ids)} words",
+            f"words are ascending token ids below {vocab}, one at least",
+            "Write the layers with kvmem.model.draft_layers.save",
+        )
+    )

@@ -19,6 +19,7 @@ __all__ = [
     "answers",
     "at_last",
     "embedded",
+    "first_id",
     "linear",
     "logits",
     "of_layer",
@@ -37,7 +38,7 @@ class Split(nnx.Param):
 def embedded(embed: nnx.Param, tokens: jax.Array, axis_name: str | None) -> jax.Array:
     """Look token ids up in the rank's rows of the vocabulary; sum over ranks."""
     rows = embed[...]
-    own = tokens - _first_id(rows, axis_name)
+    own = tokens - first_id(rows.shape[0], axis_name)
     found = rows.at[own].get(mode="fill", fill_value=0, wrap_negative_indices=False)
     return sum_ranks(found.astype(jnp.float32), axis_name)
 
@@ -56,7 +57,9 @@ def logits(
     if not padded:
         return out
     rows = head[...]
-    ids = _first_id(rows, axis_name) + jnp.arange(rows.shape[0], dtype=jnp.int32)
+    ids = first_id(rows.shape[0], axis_name) + jnp.arange(
+        rows.shape[0], dtype=jnp.int32
+    )
     return jnp.where((ids < vocab)[None, None], out, -jnp.inf)
 
 
@@ -129,9 +132,9 @@ def of_layer(weights: Mapping[str, jax.Array], prefix: str) -> dict[str, jax.Arr
     }
 
 
-def _first_id(rows: jax.Array, axis_name: str | None) -> jax.Array | int:
-    """Return the token id of the rank's first row of the vocabulary."""
-    return 0 if axis_name is None else lax.axis_index(axis_name) * rows.shape[0]
+def first_id(count: int, axis_name: str | None) -> jax.Array | int:
+    """Return the first token id of a rank that has `count` rows of the vocabulary."""
+    return 0 if axis_name is None else lax.axis_index(axis_name) * count
 
 
 def _product(a, b):

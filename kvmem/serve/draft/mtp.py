@@ -132,7 +132,7 @@ class MTPProposer(Forgetful):
         target, width = self._target, features.shape[1]
         longest = max(feed.end for feed in feeds)
         pages = target.buckets.decode(len(feeds), longest).pages
-        bucket = Bucket(features.shape[0], width, pages, features=1)
+        bucket = Bucket(features.shape[0], width, pages, logits=0)
         counts = np.zeros(features.shape[0], np.int32)
         counts[: len(feeds)] = [len(feed.tokens) for feed in feeds]
         is_found = np.zeros(features.shape[0], bool)
@@ -173,9 +173,11 @@ class MTPProposer(Forgetful):
         target, before = self._target, sum(self._stepper.num_traces.values())
         hidden = self._zeros.shape[0]
         for each in target.buckets.all():
-            bucket = Bucket(each.rows, each.tokens, each.pages, features=1)
             rows = jnp.zeros((each.rows, each.tokens, hidden), jnp.float32)
-            self._compute((), bucket, None, rows)
+            reading = Bucket(each.rows, each.tokens, each.pages, logits=0)
+            self._compute((), reading, None, rows)
+            if each.tokens == 1:
+                self._compute((), reading._replace(logits=1, features=1), None, rows)
         return sum(self._stepper.num_traces.values()) - before
 
     def _stepper_of(self, facts: MTP, target: Target) -> Stepper:
