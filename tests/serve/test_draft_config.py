@@ -96,7 +96,7 @@ def generated(made):
         pytest.param(
             {"algorithm": "mtp", "steps": 3, "layers": 2}, marks=pytest.mark.long
         ),
-        {"algorithm": "dspark", "steps": 3},
+        pytest.param({"algorithm": "dspark", "steps": 3}, marks=pytest.mark.long),
         pytest.param({"algorithm": "dflash", "seed": 4}, marks=pytest.mark.long),
     ],
     ids=lambda asked: asked["algorithm"],

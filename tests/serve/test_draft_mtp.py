@@ -156,7 +156,14 @@ def until(made, length):
         made.step()
 
 
-@pytest.mark.parametrize("kind", ["window", "state", "indexer"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "state",
+        pytest.param("window", marks=pytest.mark.long),
+        pytest.param("indexer", marks=pytest.mark.long),
+    ],
+)
 def test_behind_a_hybrid_the_layers_keep_what_one_reading_leaves(drafted, kind):
     """After rejected tokens, whose states are read into again from before the step;
     and behind a prefix that was found."""
