@@ -112,6 +112,7 @@ class Text:
 VIEWS = [(8, 0), (5, 0), (1, 0), (8, 3), (6, 5), (30, 2), (None, 0)]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize("window,sinks", VIEWS)
 def test_chunks_with_stale_pages_given_back_equal_the_dense_window(

@@ -128,6 +128,7 @@ def test_the_dense_pass_makes_the_keys_and_gives_the_same(text):
         np.testing.assert_allclose(out, reference(text, window), atol=3e-6)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("order", ["head_major", "token_major", "slot_major"])
 @pytest.mark.parametrize("dtype,fp8", [("bfloat16", False), ("bfloat16", True)])
 def test_narrow_rows_in_any_order_give_attention_over_what_is_kept(
@@ -324,6 +325,7 @@ def test_the_ranks_hold_equal_rows_and_their_heads_sum_to_the_whole(tp, lay, tex
     np.testing.assert_array_equal(pages, np.stack([pages[0]] * tp))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize(
     "seqs,length,chosen", [(1, 1, True), (1, 1, False), (8, 16, 0)]
