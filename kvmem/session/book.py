@@ -22,12 +22,12 @@ import weakref
 from collections.abc import Iterator
 
 from kvmem import errors
-from kvmem.session import files
+from kvmem.session import files, traces
 from kvmem.session.io import OsIO
 
 __all__ = ["VERSION", "Book"]
 
-VERSION = 1  # PRAGMA user_version
+VERSION = 2  # PRAGMA user_version; a book of version 1 gets its traces' table
 _MAX_AT_REST = 8  # connections
 _WAIT_S = 5.0  # for another writer's transaction
 
@@ -187,13 +187,15 @@ class Book:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make the tables of a new file; refuse a file that is not this book."""
-        if _version(connection) == 0:
+        """Make the tables of a new file, or those it lacks; refuse what is no book."""
+        if _version(connection) < VERSION:
             connection.execute("BEGIN IMMEDIATE")
-            if _version(connection) == 0:
-                for statement in _TABLES.split(";\n"):
-                    connection.execute(statement)
+            before = _version(connection)
+            if before == 0:
+                _execute(connection, _TABLES)
                 connection.execute("INSERT INTO owner VALUES(?, ?)", self._owner)
+            if before < VERSION:
+                _execute(connection, traces.TABLE)
                 connection.execute(f"PRAGMA user_version={VERSION}")
             connection.execute("COMMIT")
         version = _version(connection)
@@ -247,6 +249,11 @@ class _Idle:
         if self._pid != os.getpid():
             _ABANDONED.append(self._at_rest)  # to close them is their process's to do
             self._pid, self._at_rest = os.getpid(), []
+
+
+def _execute(connection: sqlite3.Connection, statements: str) -> None:
+    for statement in statements.split(";\n"):
+        connection.execute(statement)
 
 
 def _version(connection: sqlite3.Connection) -> int:

@@ -8,30 +8,36 @@ completed by the next.
     forget.in_session(place, Memory("memories/tea"))
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from kvmem.errors import CorruptPage, Denied, KVMemError, say
-from kvmem.session import archive, chains, ledger, lines, log, state
+from kvmem.session import archive, chains, files, ledger, lines, log, state, views
 from kvmem.session.files import TEMPORARY
 from kvmem.session.io import OsIO
 from kvmem.session.lines import Line
+from kvmem.session.locks import Locks
 from kvmem.session.log import TORN
 from kvmem.session.materialise import GONE
-from kvmem.session.place import CHAINS, HISTORY, LEDGER, LOG, Place
+from kvmem.session.place import CHAINS, HISTORY, LEDGER, LOCKS, LOG, Place
 from kvmem.session.state import BAD
+from kvmem.session.traces import digest
 
 
 class Memory(NamedTuple):
-    """What is forgotten: a uri with all below it, and the words of its items.
+    """What is forgotten: a uri with all below it, and what its items were before.
 
-    By its words an item is known that was served elsewhere, before it was moved.
+    By former words and uris an item is known that was told before it was changed or
+    moved, unless they are another item's too.
     """
 
     uri: str
-    digests: frozenset[str] = frozenset()  # of the words
+    digests: frozenset[str] = frozenset()  # of the words, now and before
+    uris: frozenset[str] = frozenset()  # digests of where they stood before
+    taken: frozenset[str] = frozenset()  # of where another item stands or stood
+    others: frozenset[tuple[str, str]] = frozenset()  # and of its words there
+    actor: str | None = None  # whose view it is forgotten under
 
     def is_at(self, uri: object) -> bool:
         """Say whether a uri is this memory's."""
@@ -40,19 +46,22 @@ class Memory(NamedTuple):
             return False
         return not self.uri or uri == self.uri or uri.startswith(below)
 
+    def was_at(self, uri: object) -> bool:
+        """Say whether a uri is this memory's, or was."""
+        if self.is_at(uri) or not self.uris:
+            return self.is_at(uri)
+        return isinstance(uri, str) and digest(uri) in self.uris - self.taken
+
     def is_in(self, fields: Mapping) -> bool:
         """Say whether a part of a message, or a kept answer's entry, is of it."""
-        return self.is_at(fields.get("uri")) or (
-            bool(self.digests)
-            and "uri" in fields
-            and isinstance(fields.get("text"), str)
-            and digest(fields["text"]) in self.digests
-        )
-
-
-def digest(text: str) -> str:
-    """Return what tells the words of a memory from others."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        uri, text = fields.get("uri"), fields.get("text")
+        if self.was_at(uri):
+            return True
+        if not (self.digests and isinstance(uri, str) and isinstance(text, str)):
+            return False
+        words = digest(text)
+        is_known = words in self.digests and views.sees(uri, self.actor)
+        return is_known and (digest(uri), words) not in self.others
 
 
 class Faults:
@@ -149,16 +158,22 @@ def servings(place: Place, memory: Memory) -> None:
             _drop_servings(place, memory)
 
 
-def leftovers(io: OsIO, parent: Path) -> None:
-    """Take away what deletions that were cut off have left of a user's sessions."""
+def leftovers(parent: Path, io: OsIO, locks: Locks) -> None:
+    """Take away what deletions that were cut off have left of a user's sessions.
+
+    Each under its session's lock: a deletion that still goes on has it.
+    """
     for name in io.names(parent):
         if name.startswith(GONE):
-            io.remove_tree(parent / name)
+            folder = name.removeprefix(GONE)
+            files.make_folder(io, parent / LOCKS, parent)
+            with locks.hold(parent / LOCKS / folder, f"the folder {folder!r}"):
+                io.remove_tree(parent / name)
 
 
 def _drop_servings(place: Place, memory: Memory) -> None:
     found = state.read(place)
-    new = ledger.without(found.ledger, memory.is_at, memory.is_in)
+    new = ledger.without(found.ledger, memory.was_at, memory.is_in)
     # What a change took back stands in the file until it is written whole.
     if new != found.ledger or found.file.has_changes:
         state.rewrite_ledger(place, found, new)
@@ -213,4 +228,4 @@ def redacted(stored: Mapping, memory: Memory) -> dict:
 
 
 def _others(records: Mapping, memory: Memory) -> dict:
-    return {uri: each for uri, each in records.items() if not memory.is_at(uri)}
+    return {uri: each for uri, each in records.items() if not memory.was_at(uri)}

@@ -1,9 +1,10 @@
 """Notes of forgettings that are not done: what a retry could not know any more.
 
-A memory is known by its uri, and where it was served before it was moved by its words;
-but its item goes first. The law: the note is durable before an item is erased, it holds
-digests and never words, and it goes when nothing is left to clean. So a forgetting that
-was cut off, or that met damage, is completed by the next, moved items and all.
+A memory is known by its uri, and where it was told before it was changed or moved by
+what it was then; but its item goes first. The law: the note is durable before an item
+is erased, it holds digests and never words, and it goes when nothing is left to clean.
+So a forgetting that was cut off, or that met damage, is completed by the next, moved
+items and all.
 
     memory = begun(store, ("lab", "ann"), Memory("memories/tea", digests))
     done(store, ("lab", "ann"), memory)
@@ -23,9 +24,12 @@ _FOLDER = ".forgetting"
 
 def begun(store, owner: tuple[str, str], memory: Memory) -> Memory:
     """Note a forgetting durably; return the memory with what notes before it know."""
-    known = frozenset().union(*(digests for _, digests in _notes(store, owner, memory)))
-    memory = memory._replace(digests=memory.digests | known)
-    if memory.digests - known:
+    notes = [known for _, known in _notes(store, owner, memory)]
+    digests = frozenset().union(*(known.digests for known in notes))
+    uris = frozenset().union(*(known.uris for known in notes))
+    is_known = memory.digests <= digests and memory.uris <= uris
+    memory = memory._replace(digests=memory.digests | digests, uris=memory.uris | uris)
+    if not is_known:
         folder = _folder(store, owner)
         files.make_folder(store.io, folder, store.root)
         fields = {
@@ -35,6 +39,7 @@ def begun(store, owner: tuple[str, str], memory: Memory) -> Memory:
             "user": owner[1],
             "uri": memory.uri,
             "digests": sorted(memory.digests),
+            "uris": sorted(memory.uris),
         }
         path = folder / f"{ids.to_path(memory.uri)}.json"
         files.write(store.io, path, json.dumps(fields).encode())
@@ -52,8 +57,8 @@ def done(store, owner: tuple[str, str], memory: Memory) -> None:
 
 def _notes(
     store, owner: tuple[str, str], memory: Memory
-) -> Iterator[tuple[Path, frozenset[str]]]:
-    """Yield the notes of a uri and of all below it: each file, and its digests."""
+) -> Iterator[tuple[Path, Memory]]:
+    """Yield the notes of a uri and of all below it: each file, and what it knows."""
     folder = _folder(store, owner)
     for name in store.io.names(folder):
         try:
@@ -63,11 +68,13 @@ def _notes(
                 *owner,
             ):
                 continue
-            uri, digests = fields["uri"], frozenset(map(str, fields["digests"]))
+            digests = frozenset(map(str, fields["digests"]))
+            uris = frozenset(map(str, fields.get("uris", ())))  # of an older kvmem
+            known = Memory(fields["uri"], digests, uris)
         except (ValueError, KeyError, TypeError):  # cut off: nothing was erased yet
             continue
-        if memory.is_at(uri):
-            yield folder / name, digests
+        if memory.is_at(known.uri):
+            yield folder / name, known
 
 
 def _folder(store, owner: tuple[str, str]) -> Path:

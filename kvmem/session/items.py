@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvmem import errors
-from kvmem.session import ids, item_rows, search, views
+from kvmem.session import ids, item_rows, search, traces, views
 from kvmem.session.book import Book
 from kvmem.session.item_rows import Item
 
@@ -134,7 +134,9 @@ class Items:
         with self._book.change() as cursor:
             old = item_rows.row_of(cursor, uri)
             if old and old.text == text:
-                return Item(uri, *old[1:])
+                return Item(*old[1:])
+            if old:
+                traces.changed(cursor, old)
             item_rows.write(cursor, uri, text, old)
             return item_rows.the(cursor, uri)
 
@@ -157,6 +159,8 @@ class Items:
                 raise errors.Conflict(
                     errors.say(asked, law, "Delete it, or name another place")
                 )
+            if uri != to:
+                traces.moved(cursor, old)
             cursor.execute(
                 "UPDATE item SET uri=?, peer=?, updated=? WHERE id=?",
                 (to, views.peer_of(to) or "", time.time(), old.id),
@@ -167,11 +171,21 @@ class Items:
     def delete(self, uri: str, actor: str | None = None) -> tuple[str, ...]:
         """Erase an item, or all below a folder; return what was there.
 
-        Its bytes are gone from the book's files when this returns. Keys that named it
-        stay used, so that a late retry does not bring it back.
+        Its bytes are gone from the book's files when this returns; what sessions were
+        told of it stays, and digests of what it was for who forgets it (`traces`).
+        Keys that named it stay used, so that a late retry does not bring it back.
         """
-        actor = self._resolve(actor)
-        views.checked(uri, actor, "delete", whole=True)
+        return self._erased(uri, actor, "delete")
+
+    def forget(self, uri: str, actor: str | None = None) -> tuple[str, ...]:
+        """Erase as `delete` does, with all that is known of what it was before.
+
+        `Principal.forget` calls this, and takes it out of sessions as well.
+        """
+        return self._erased(uri, actor, "forget")
+
+    def _erased(self, uri: str, actor: str | None, verb: str) -> tuple[str, ...]:
+        views.checked(uri, self._resolve(actor), verb, whole=True)
         if not self._book.exists:
             return ()
         where, values = item_rows.at(uri)
@@ -182,6 +196,10 @@ class Items:
             rows = [item_rows.Row(*row) for row in found]
             for row in rows:
                 item_rows.erase(cursor, row)
+                if verb == "delete":
+                    traces.deleted(cursor, row)
+            if verb == "forget":
+                traces.forget(cursor, uri, rows)
         self._book.scrub()  # also what a delete that was cut off has left
         return tuple(row.uri for row in rows)
 

@@ -26,6 +26,7 @@ from kvmem.session import (
     marks,
     place,
     recall,
+    traces,
     views,
 )
 from kvmem.session.asking import Mark, Recall, RenderFn, ask, text_of
@@ -106,12 +107,10 @@ class Principal:
         """
         actor = self.actor_of(actor)
         views.checked(uri, actor, "forget", whole=True)
-        held = self.items.list(uri, actor=actor)
-        digests = frozenset(forget.digest(item.text) for item in held)
-        memory = forget.Memory(uri, digests)
+        memory = forget.Memory(uri, *self._traces(uri), actor)
         memory = forgetting.begun(self.store, self.owner, memory)
         with forget.Faults() as faults:
-            found = faults.kept(self.items.delete, uri, actor=actor)
+            found = faults.kept(self.items.forget, uri, actor=actor)
             self.store.late.note(self.owner, found or (), memory.digests)
             has_keeper = bool(self.store.on_forget)  # of pages
             for id in self.sessions():
@@ -121,7 +120,7 @@ class Principal:
                 faults.kept(forget.in_nameless, name)
             self.store.recent.forget(self.owner)
             folder = place.sessions_folder(self.store.root, *self.owner)
-            faults.kept(forget.leftovers, self.store.io, folder)
+            faults.kept(forget.leftovers, folder, self.store.io, self.store.locks)
             for hook in self.store.on_forget:
                 faults.kept(hook, self, uri)
         forgetting.done(self.store, self.owner, memory)
@@ -235,6 +234,11 @@ class Principal:
         name = None if session is None else session.id
         self.store.recent.note(self.owner, name, found)
         return found
+
+    def _traces(self, uri: str) -> traces.Traces:
+        """Return by what the items at a uri and below it are known in sessions."""
+        with self.store.book(*self.owner).read() as cursor:
+            return traces.of(cursor, uri) if cursor else traces.Traces()
 
     def _remembered(self, found: Recall, session: Session | None) -> Recall:
         """Drop what was forgotten while the recall ran, and what it recorded of it.

@@ -55,7 +55,7 @@ class SessionStore:
         self.fsck_hooks: list[HookFn] = []  # judges of chains: I8 to I10
         self.recent = Recent()  # recalls, for messages that carry them
         self.late = Late()  # what was forgotten, for messages that tell it yet
-        self._locks = Locks(io, wait_s)
+        self.locks = Locks(io, wait_s)
         self._logs: dict[Path, lines.Log] = {}
         self._ledgers: dict[Path, ledger_file.Found] = {}
         self._durable: dict[Path, dict[str, bytes]] = {}
@@ -108,7 +108,7 @@ class SessionStore:
             self.root,
             identity,
             self.io,
-            self._locks,
+            self.locks,
             self.rules,
             self._logs,
             self._ledgers,
@@ -178,7 +178,7 @@ class SessionStore:
         except FileNotFoundError:
             pass
         files.make_root(self.io, self.root)
-        with self._locks.hold(self.root / ".lock", "the root"):
+        with self.locks.hold(self.root / ".lock", "the root"):
             try:
                 return self._read_facts(path)
             except FileNotFoundError:

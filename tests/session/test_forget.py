@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvmem.errors import CorruptPage, Denied
+from kvmem.errors import Busy, CorruptPage, Denied
 from kvmem.session import SessionStore, forget, ledger, messages, resident
 from kvmem.session.forget import Memory
 from kvmem.session.items import Retriever
@@ -108,6 +108,114 @@ def test_a_memory_that_was_moved_is_forgotten_where_it_was_served(me, spread):
     assert holders(me.store.root) == []
 
 
+CHANGES = {
+    "changed": lambda items: items.put("memories/tea", "no words of before"),
+    "changed and moved": lambda items: (
+        items.put("memories/tea", "no words of before"),
+        items.move("memories/tea", "memories/cellar"),
+    ),
+    "moved twice": lambda items: (
+        items.move("memories/tea", "facts/shed"),
+        items.put("facts/shed", "no words of before"),
+        items.move("facts/shed", "memories/cellar"),
+    ),
+    "moved and deleted": lambda items: (
+        items.move("memories/tea", "memories/cellar"),
+        items.delete("memories/cellar"),
+    ),
+    "deleted with its folder": lambda items: (
+        items.move("memories/tea", "memories/cellar"),
+        items.delete("memories"),
+    ),
+    "replaced": lambda items: (
+        items.move("memories/tea", "memories/cellar"),
+        items.put("memories/tea", "another item's words"),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("under", ["itself", "memories"])
+def test_what_an_item_was_before_is_forgotten_with_it(me, spread, change, under):
+    CHANGES[change](me.items)
+    uri = "memories/tea" if change == "changed" else "memories/cellar"
+    me.forget(uri if under == "itself" else under)
+    me.store.close()
+    assert holders(me.store.root) == []
+    served = {*me.session("s").ledger(), *me.session("s").ledger("planner")}
+    is_anothers = (change, under) == ("replaced", "itself")
+    assert ("memories/tea" in served) == is_anothers
+    me.store.close()
+
+
+def test_an_upgraded_book_forgets_by_the_words_it_has(me, spread):
+    with me.store.book("lab", "ann").change() as cursor:
+        cursor.execute("DROP TABLE trace")
+        cursor.execute("PRAGMA user_version=1")
+    me.store.close()
+    me.items.move(spread.uri, "memories/cellar")
+    me.items.put("memories/cellar", "no words of before")
+    me.forget("memories/cellar")
+    me.store.close()
+    assert holders(me.store.root) == []
+
+
+def test_nothing_is_kept_of_an_item_that_is_forgotten(me, spread):
+    for change in CHANGES.values():
+        me.items.put("memories/tea", WORDS)
+        change(me.items)
+        me.forget("")
+    with me.store.book("lab", "ann").read() as cursor:
+        assert cursor.execute("SELECT count(*) FROM trace").fetchone() == (0,)
+    me.store.close()
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_anothers_equal_words_stay(me, is_alive):
+    for name in ("alice", "bob"):
+        me.remember(WORDS, f"peers/{name}/memories/tea", actor=name)
+    session = me.session("s")
+    found = me.recall("tea", session=session, actor="alice", request_id="q")
+    parts = [{"type": "context", "uri": e.uri, "text": e.text} for e in found.entries]
+    session.append([{"role": "user", "content": parts}], carries=[found], actor="alice")
+    if not is_alive:
+        me.items.delete("peers/alice/memories/tea", actor="alice")
+    me.forget("peers/bob/memories/tea", actor="bob")
+    assert session.messages()[0].text == WORDS
+    assert list(session.ledger("alice")) == ["peers/alice/memories/tea"]
+    again = me.recall("tea", session=session, actor="alice", request_id="q")
+    assert [e.text for e in again.entries] == [WORDS] * is_alive
+    me.forget("peers/alice/memories/tea", actor="alice")
+    me.store.close()
+    assert holders(me.store.root) == []
+
+
+def test_words_that_another_item_says_too_stay_where_it_says_them(me, spread):
+    me.remember(WORDS, "facts/tea")
+    context = {"type": "context", "uri": "facts/tea", "text": WORDS}
+    me.session("s").append([{"role": "user", "content": [context]}])
+    me.items.move("facts/tea", "facts/shed")  # what it said there is its own still
+    me.forget("memories/tea")
+    assert [m.text for m in me.session("s").messages()][-1] == WORDS
+    me.forget("facts")
+    me.store.close()
+    assert holders(me.store.root) == []
+
+
+def test_a_changed_memory_that_damage_kept_is_forgotten_when_it_is_mended(me, spread):
+    CHANGES["moved twice"](me.items)
+    path = me.session("s").place.file(f"history/archive_001/{LOG}")
+    before = damage(path)
+    with pytest.raises(CorruptPage):
+        me.forget("memories/cellar")
+    path.write_bytes(before)
+    me.items.put("memories/tea", "another item's words")  # where it stood before
+    assert me.forget("memories/cellar") == ()
+    me.store.close()
+    assert holders(me.store.root) == []
+    assert "memories/tea" in me.session("s").ledger()
+
+
 def test_an_item_that_was_moved_is_not_taken_out_of_messages_by_a_retry(me, spread):
     session = me.session("s")
     me.items.move(spread.uri, "memories/cellar")
@@ -152,10 +260,10 @@ def test_a_forgetting_that_was_cut_off_is_completed_by_the_next(
 ):
     whole = forget.in_session
 
-    def dies(place, memory):
+    def dies(place, *more):
         if place.identity.session == "t":
             raise KeyboardInterrupt
-        return whole(place, memory)
+        return whole(place, *more)
 
     with monkeypatch.context() as patch:
         patch.setattr(forget, "in_session", dies)
@@ -258,6 +366,7 @@ def test_a_place_that_is_not_the_actors_is_refused_before_anything_is_done(me, s
 
 def test_a_damaged_chain_that_may_hold_it_goes_and_others_stay(me, spread):
     session = me.session("s")
+    me.store.on_forget.append(lambda *_: None)  # who cuts the others
     session.chains.put("planner", b"pages", 0)
     session.chains.put(None, WORDS.encode(), 0)
     path = session.place.file("chains") / "user.chain"
@@ -283,6 +392,29 @@ def test_what_a_ledgers_later_lines_took_back_goes_with_what_they_say(
     assert WORDS.encode() in path.read_bytes()
     me.forget(spread.uri)
     me.store.close()
+    assert holders(me.store.root) == []
+
+
+def test_a_folder_that_is_being_deleted_is_left_to_who_deletes_it(me, spread):
+    session, beside = me.session("s"), SessionStore.open(me.store.root, wait_s=0.01)
+    raised = []
+
+    class Forgetting(type(me.store.io)):
+        def perform(self, step, action):
+            if step.verb == "remove_tree" and list(step.path.glob("../.gone-s/*")):
+                try:
+                    beside.principal("lab", "ann").forget("memories/tea")
+                except Busy as busy:
+                    raised.append(str(busy))
+                assert step.path.exists()
+            return action()
+
+    deleting = SessionStore.open(me.store.root, io=Forgetting())
+    deleting.principal("lab", "ann").session("s").delete()
+    assert len(raised) == 1 and "'s'" in raised[0] and not session.exists
+    assert beside.principal("lab", "ann").forget("memories/tea") == ()
+    for store in (beside, deleting, me.store):
+        store.close()
     assert holders(me.store.root) == []
 
 

@@ -70,7 +70,7 @@ WRITES = {
     Principal: {"acting_as", "capture", "forget", "remember"},
     Session: {"append", "commit", "create", "delete"},
     Chains: {"drop", "put"},
-    Items: {"delete", "move", "put", "remember"},
+    Items: {"delete", "forget", "move", "put", "remember"},
 }
 # A session is its user's, whatever the actor: these tell all actors of one user.
 OF_THE_USER = {"sessions", "live", "messages", "clock", "meta", "actors", "chains_of"}

@@ -92,6 +92,7 @@ def test_another_text_at_a_uri_is_a_conflict_and_put_replaces_it(items):
     with pytest.raises(errors.Conflict, match="items.put"):
         items.remember("black", "memories/tea")
     assert items.put("memories/tea", "black").text == "black"
+    assert items.put("memories/tea", "black") == items.get("memories/tea")
     assert [hit.text for hit in items.search("green black")] == ["black"]
 
 
