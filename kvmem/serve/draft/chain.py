@@ -24,11 +24,12 @@ from kvmem import pool as pools
 from kvmem.serve import sampler
 from kvmem.serve.buckets import Bucket
 from kvmem.serve.draft.protocol import Proposal
+from kvmem.serve.holding import Holding
 from kvmem.serve.request import Sequence
 from kvmem.serve.step import Batch, Stepper
 from kvmem.serve.work import Feed
 
-__all__ = ["NO_NUMBERS", "Chain", "Chooser", "Drawn", "chains_of", "draw"]
+__all__ = ["NO_NUMBERS", "Chain", "Chooser", "Drawn", "after", "chains_of", "draw"]
 __all__ += ["keys_of", "proposal_of"]
 
 NO_NUMBERS = "the draft's logits are no numbers"
@@ -82,21 +83,30 @@ def draw(
         wants_probs: whether to return what sampled tokens were drawn from.
     """
     choose = Chooser(keys, wants_probs)
-    longest = max(feed.end for feed in feeds)
-    bucket = first or bucket_of(len(feeds), longest)
+    bucket = first or bucket_of(len(feeds), max(feed.end for feed in feeds))
     pool, logits = stepper(pool, stepper.pack(feeds, bucket))
     chosen = [choose(logits, 0)]
     for step in range(1, max(counts)):
         reading = [
-            Feed((0,) if step < count else (), feed.end + step - 1, feed.held)
+            after(feed.end, feed.held, step - 1, count - 1)
             for feed, count in zip(feeds, counts, strict=True)
         ]
-        batch = stepper.pack(reading, bucket_of(len(feeds), longest + step))
+        longest = max(feed.end for feed in reading)
+        batch = stepper.pack(reading, bucket_of(len(feeds), longest))
         pool, logits = stepper(pool, _with_tokens(batch, chosen[-1][0]))
         chosen.append(choose(logits, step))
     found = [[np.asarray(each)[: len(feeds)] for each in step] for step in chosen]
     chains = chains_of(*zip(*found, strict=True), counts)
     return Drawn(pool, chains, choose.probs(len(feeds)))
+
+
+def after(length: int, held: Holding, step: int, count: int) -> Feed:
+    """Return what a row feeds `step` tokens behind a text, of `count` that it feeds.
+
+    A row that has fed all of its own stays where they end, so the longest row of a step
+    is that of one which has tokens left, or had them.
+    """
+    return Feed((0,) if step < count else (), length + min(step, count), held)
 
 
 def chains_of(

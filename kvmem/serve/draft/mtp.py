@@ -104,8 +104,9 @@ class MTPProposer(Forgetful):
 
     def _draw(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
         """Propose for sequences whose last rows are at hand."""
-        longest = max(len(s.tokens) for s in sequences)
-        bucket = self._bucket(len(sequences), longest + max(most))
+        ends = map(len, (s.tokens for s in sequences))
+        longest = max(map(sum, zip(ends, most, strict=True))) - 1
+        bucket = self._bucket(len(sequences), longest)
         tokens = np.zeros((bucket.rows, 1), np.int32)
         tokens[: len(sequences), 0] = [s.tokens[-1] for s in sequences]
         tips = [self._tips[s.held] for s in sequences]
@@ -114,7 +115,7 @@ class MTPProposer(Forgetful):
         chosen = []
         for step in range(max(most)):
             feeds = [
-                Feed((0,) if step < count else (), s.num_computed + step, s.held)
+                chain.after(s.num_computed, s.held, step, count)
                 for s, count in zip(sequences, most, strict=True)
             ]
             logits, hidden = self._compute(feeds, bucket, tokens, hidden)
