@@ -36,6 +36,12 @@ def test_processes_that_a_test_starts_are_strict_too():
     assert os.environ["JAX_NUMPY_RANK_PROMOTION"] == "raise"
 
 
+def test_programs_are_compiled_lightly_unless_it_is_asked(pytestconfig):
+    asked = any(map(pytestconfig.getoption, ("--optimised", "--long")))
+    assert jax.config.jax_disable_most_optimizations == (not asked)
+    assert os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == str(int(not asked))
+
+
 @pytest.mark.parametrize("first", range(7))
 @pytest.mark.parametrize("second", "abc")
 @pytest.mark.parametrize("third, fourth", [(0, "x"), (1, "y")])
