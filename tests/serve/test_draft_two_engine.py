@@ -1,5 +1,7 @@
 """A draft model with a pool of its own: beside the target, and never in its way."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -159,6 +161,25 @@ def test_a_draft_of_nan_is_a_fault_and_no_accept_rate(made, tiny_model, draft_of
     stats = drafted.stats().drafting
     assert (stats.drafted, stats.accept_rate) == (0, 0)
     assert stats.faults == {"the draft's logits are no numbers": 2 * 4}
+
+
+@pytest.mark.parametrize("scale", [8e37, np.nan])
+def test_a_draft_without_probabilities_is_a_fault_and_ends_no_step(
+    made, first_layers, draft_of, scale
+):
+    """Logits of infinity are no NaN, and what is drawn from them has no chances."""
+    small = first_layers()
+    norm = small.params["model.norm.weight"] * np.float32(scale)
+    params = small.params | {"model.norm.weight": norm}
+    broken = dataclasses.replace(small, params=params)
+    warm = greedy(8, temperature=0.9, seed=4)
+    plain = made("full").generate(text(39, 12), warm)
+    drafted = made("full", draft_of(broken, acceptance="rejection"))
+    outputs = drafted.generate(text(39, 12), warm)
+    assert outputs[0].output_ids == plain[0].output_ids
+    stats = drafted.stats().drafting
+    assert stats.drafted == 0
+    assert stats.faults == {"the draft's logits are no numbers": 6}
 
 
 def test_a_draft_of_another_kind_is_refused(made, tiny_model, hybrid_model, draft_of):

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from kvmem.serve import sampler
 
-__all__ = ["Accepted", "accept_greedy", "accept_sampled", "nan_rows"]
+__all__ = ["Accepted", "accept_greedy", "accept_sampled", "is_distribution", "nan_rows"]
 
 _SUM_ERROR = 1e-3  # of float32 probabilities over a large vocabulary
 _JUDGED, _REPLACED = 1, 2  # what a key is drawn for, beside the sampler's own use of it
@@ -95,6 +95,12 @@ def nan_rows(logits: jax.Array, num_used: jax.Array) -> jax.Array:
     return (jnp.isnan(logits).any(-1) & used).any(-1)
 
 
+def is_distribution(probs: jax.Array) -> jax.Array:
+    """Say which rows of f32[n, V] are probabilities; NaN and infinity are none."""
+    sums = jnp.abs(probs.sum(axis=1) - 1.0) <= _SUM_ERROR
+    return sums & (probs >= 0).all(axis=1)
+
+
 def _accept_row(
     target: jax.Array,
     draft: jax.Array,
@@ -120,8 +126,8 @@ def _accept_row(
     drafted_at_all = jnp.where(places < count, q_drafted > 0, True)
     used = jnp.arange(width + 1) <= count
     is_sound = (
-        jnp.where(used, _is_distribution(target), True).all()
-        & jnp.where(used[1:], _is_distribution(draft), True).all()
+        jnp.where(used, is_distribution(target), True).all()
+        & jnp.where(used[1:], is_distribution(draft), True).all()
         & drafted_at_all.all()
     )
     return Accepted(
@@ -152,9 +158,3 @@ def _uniform(key: jax.Array) -> jax.Array:
 def _leading(accepted: jax.Array) -> jax.Array:
     """Return i32[S], how many of bool[S, k] are true before the first that is not."""
     return jnp.cumprod(accepted.astype(jnp.int32), axis=1).sum(axis=1)
-
-
-def _is_distribution(probs: jax.Array) -> jax.Array:
-    """Say which rows of f32[n, V] are probabilities; NaN and infinity are none."""
-    sums = jnp.abs(probs.sum(axis=1) - 1.0) <= _SUM_ERROR
-    return sums & (probs >= 0).all(axis=1)

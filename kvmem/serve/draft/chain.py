@@ -23,6 +23,7 @@ import numpy as np
 from kvmem import pool as pools
 from kvmem.serve import sampler
 from kvmem.serve.buckets import Bucket
+from kvmem.serve.draft.accept import is_distribution
 from kvmem.serve.draft.protocol import Proposal
 from kvmem.serve.holding import Holding
 from kvmem.serve.request import Sequence
@@ -145,14 +146,17 @@ class Chooser:
         self._probs: list[jax.Array] = []
 
     def __call__(self, logits: jax.Array, step: int) -> tuple[jax.Array, jax.Array]:
-        """Return i32[S] the tokens of a step, and bool[S] where logits are NaN."""
+        """Return i32[S] the tokens of a step, and bool[S] where no numbers chose them:
+        logits with NaN, or ones whose probabilities are asked for and are none."""
         if self._is_greedy:
             return _likeliest(logits)
         keys = [key._replace(position=key.position + step) for key in self._keys]
         rows = sampler.pack_rows(keys, logits.shape[0])
-        if self._wants_probs:
-            self._probs.append(sampler.probabilities(logits[:, None], rows)[:, 0])
-        return sampler.sample(logits, rows), sampler.has_nan(logits)
+        if not self._wants_probs:
+            return sampler.sample(logits, rows), sampler.has_nan(logits)
+        probs, wrong = _probabilities(logits, rows)
+        self._probs.append(probs)
+        return sampler.sample(logits, rows), wrong
 
     def probs(self, count: int) -> jax.Array | None:
         """Return f32[count, k, V] what the tokens were drawn from, if asked for."""
@@ -164,6 +168,13 @@ class Chooser:
 @jax.jit
 def _likeliest(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     return sampler.greedy(logits), sampler.has_nan(logits)
+
+
+@jax.jit
+def _probabilities(logits: jax.Array, rows: sampler.Rows) -> tuple[jax.Array, ...]:
+    """Return f32[S, V] what rows draw from, and bool[S] where that is nothing to."""
+    probs = sampler.probabilities(logits[:, None], rows)[:, 0]
+    return probs, ~is_distribution(probs)
 
 
 def _with_tokens(batch: Batch, tokens: jax.Array) -> Batch:
