@@ -62,6 +62,11 @@ def path_of(session: str) -> str:
     return f"/v1/sessions/{quote(ids.check_session(session), safe='')}"
 
 
+def created(path: str) -> Verb[bool]:
+    """Make a session; return whether this call made it."""
+    return (yield Call("POST", path))["created"]
+
+
 def deleted(path: str) -> Verb[None]:
     """Delete a session."""
     yield Call("DELETE", path)
@@ -90,9 +95,9 @@ def recalled(body: Mapping, actor: str | None) -> Verb[Recall]:
     )
 
 
-def appended(path: str, body: Mapping) -> Verb[Appended]:
+def appended(path: str, body: Mapping, actor: str | None) -> Verb[Appended]:
     """Append a batch and return where it stands."""
-    answer = yield Call("POST", f"{path}/messages", body)
+    answer = yield Call("POST", f"{path}/messages", body, actor=actor)
     return Appended(answer["first"], answer["stop"], answer["is_repeat"])
 
 

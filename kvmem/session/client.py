@@ -10,9 +10,9 @@
 
 The law: the same verbs, answers and errors as in process. An actor of a call wins over
 the scope around it (`acting_as`), which wins over the client's own; it travels with
-recall and capture, and its view is asked before anything is kept or forgotten. A verb
-is sent once: whether to send it again is the caller's to say, and a key makes that
-safe.
+append, recall and capture, and its view is asked before anything is kept or forgotten.
+A verb is sent once: whether to send it again is the caller's to say, and a key makes
+that safe.
 
 Needs the extra `server` (httpx).
 """
@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvmem.errors import say
+from kvmem.errors import ConfigError, Denied, say
 from kvmem.session import actors, calls, ids, views
 from kvmem.session.append import Appended
 from kvmem.session.asking import Recall
@@ -91,7 +91,8 @@ class _Verbs:
     def forget(self, uri: str, actor: str | None = None) -> tuple[str, ...]:
         """Take a memory away everywhere and return the uris that were there.
 
-        The actor's view is asked as by `remember`.
+        The actor's view is asked as by `remember`. Pages of its KV go as
+        `Principal.forget` says of a store without conversations.
         """
         views.checked(uri, self._resolved(actor), "forget", whole=True)
         return self._run(calls.forgotten({"uri": uri}))
@@ -114,7 +115,7 @@ class _Verbs:
                 known where the chain is.
             peer_scope: None for the rules' own.
         """
-        name = session.id if isinstance(session, RemoteSession) else session
+        name = session._of(self) if isinstance(session, RemoteSession) else session
         if session is not None and request_id is None:
             request_id = uuid.uuid4().hex  # kept, so that `carries` can name it
         body = calls.given(
@@ -254,13 +255,15 @@ class RemoteSession:
         messages: Sequence[Mapping],
         key: str | None = None,
         peer: str | None = None,
+        actor: str | None = None,
         carries: Sequence[Recall | str] = (),
     ) -> Appended:
         """Append a batch, all or nothing, once a key; as `Session.append`."""
         body = calls.given(messages=list(messages), key=key, peer=peer)
         names = [each.id if isinstance(each, Recall) else each for each in carries]
         body |= {"carries": names} if names else {}
-        return self._client._run(calls.appended(calls.path_of(self.id), body))
+        actor = self._client._resolved(actor)
+        return self._client._run(calls.appended(calls.path_of(self.id), body, actor))
 
     def messages(self, since: int = 0) -> tuple[Message, ...]:
         """Return the messages from number `since` on, archived ones too."""
@@ -270,20 +273,38 @@ class RemoteSession:
         """Archive all but the last `keep` messages."""
         return self._client._run(calls.committed(calls.path_of(self.id), keep))
 
+    def create(self) -> bool:
+        """Make the session, also one that was deleted, anew; say whether this did."""
+        return self._client._run(calls.created(calls.path_of(self.id)))
+
     def delete(self) -> None:
-        """Delete the session: it stays deleted."""
+        """Delete the session: it stays deleted until `create` makes it anew."""
         return self._client._run(calls.deleted(calls.path_of(self.id)))
+
+    def _of(self, client: _Verbs) -> str:
+        """Return its id if it is of this client's user, else raise Denied."""
+        if self._client._headers != client._headers:
+            law = "a session's ledger is its own user's"
+            cure = "Use a session of the client that asks"
+            raise Denied(say("recall for a session of another key", law, cure))
+        return self.id
 
 
 def _request(http: Any, headers: Mapping, call: Call) -> httpx.Request:
     actor = {} if call.actor is None else {_ACTOR: call.actor}
-    return http.build_request(
-        call.method,
-        call.path,
-        json=call.body,
-        params=call.query,
-        headers={**headers, **actor},
-    )
+    try:
+        return http.build_request(
+            call.method,
+            call.path,
+            json=call.body,
+            params=call.query,
+            headers={**headers, **actor},
+        )
+    except (ValueError, TypeError, RecursionError) as bad:  # no JSON can say it
+        asked = f"{call.method} {call.path}"
+        law = f"what is sent is JSON in UTF-8, and {ascii(str(bad))[:80]}"
+        cure = "Send finite numbers, whole characters and plain values"
+        raise ConfigError(say(asked, law, cure)) from bad
 
 
 def _told(verb: Verb, response: httpx.Response) -> Call:

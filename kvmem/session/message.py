@@ -19,6 +19,7 @@ from kvmem.session import ids
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_BATCH = 100
+CAPTURED = "capture:"  # how a source begins that says what was captured (`marks`)
 _KEYS = {"role", "content", "parts", "peer", "kind", "turn_id", "sources"}
 
 
@@ -61,8 +62,9 @@ def parse(messages: Sequence[Mapping], peer: str | None = None) -> tuple[dict, .
         ConfigError: they are none, too many, or not of this form.
         InvalidId: a peer has no valid name.
     """
-    if isinstance(messages, Mapping) or isinstance(messages, str):
-        raise _refused("messages", "a batch is a list of messages", "Pass a list")
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        kind, law = type(messages).__name__, "a batch is a list of messages"
+        raise _refused(f"messages of type {kind}", law, "Pass a list")
     if not 0 < len(messages) <= MAX_BATCH:
         law = f"a batch has 1 to {MAX_BATCH}"
         raise _refused(f"{len(messages)} messages", law, "Append several batches")
@@ -130,8 +132,11 @@ def _parse_one(message: Mapping, peer: str | None) -> dict:
     for key in ("kind", "turn_id"):
         if message.get(key) is not None:
             parsed[key] = _string(message[key], key)
-    if message.get("sources"):
-        parsed["sources"] = [_string(each, "a source") for each in message["sources"]]
+    if (sources := message.get("sources")) is not None:
+        if not isinstance(sources, list | tuple):
+            raise _refused(f"sources {sources!r}", "they are a list", "Pass a list")
+        if sources:
+            parsed["sources"] = [_source(each) for each in sources]
     return parsed
 
 
@@ -154,17 +159,30 @@ def _part(part) -> dict:
         _string(part.get("text"), "a part's text")
     if part["type"] == "context":
         _string(part.get("uri"), "a context part's uri")
-    try:  # what comes back must be what was stored
-        stored = json.loads(json.dumps(part, allow_nan=False))
-    except (TypeError, ValueError) as bad:
+    try:  # what comes back must be what was stored, and Unicode
+        data = json.dumps(part, allow_nan=False, ensure_ascii=False)
+        stored = json.loads(data.encode())
+    except (TypeError, ValueError, RecursionError) as bad:
         law = f"it is JSON, and {bad}"
         raise _refused(f"part of type {part['type']}", law, "Pass JSON") from bad
     return stored
 
 
+def _source(value) -> str:
+    if _string(value, "a source").startswith(CAPTURED):
+        law = f"what begins with {CAPTURED!r} is written by a capture alone"
+        raise _refused(f"source {value!r}", law, "Name a message's id")
+    return value
+
+
 def _string(value, what: str) -> str:
     if not isinstance(value, str):
         raise _refused(f"{what} {value!r}", "it is a string", "Pass a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as bad:
+        law, cure = "half a character is no Unicode", "Give whole characters"
+        raise _refused(f"{what} {ascii(value)[:60]}", law, cure) from bad
     return value
 
 

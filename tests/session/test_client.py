@@ -185,6 +185,47 @@ def test_the_async_client_has_the_same_verbs_awaited(served):
     assert clock == len(messages) == 1
 
 
+def test_a_message_is_said_by_the_actor_of_the_call(user):
+    with user.acting_as("planner"):
+        first = user.session("s").append(HELLO, key="k")
+        assert user.session("s").append(HELLO, key="k") == first._replace(
+            is_repeat=True
+        )
+    user.session("s").append(HELLO, actor="critic")
+    user.session("s").append(HELLO)
+    said = [message.actor for message in user.session("s").messages()]
+    assert said == ["planner", "critic", None]
+
+
+def test_a_deleted_session_may_be_made_anew(user):
+    session = user.session("s")
+    session.append(HELLO)
+    session.delete()
+    with pytest.raises(errors.Deleted, match="create"):
+        user.session("s").append(HELLO)
+    assert user.session("s").create() is True
+    assert user.session("s").create() is False
+    assert user.session("s").append(HELLO).first == 0
+
+
+def test_a_session_of_another_users_client_is_refused(served):
+    ann, bob = served.client("lab", "ann"), served.client("lab", "bob")
+    with pytest.raises(errors.Denied, match="another key"):
+        ann.recall("tea", session=bob.session("theirs"))
+    assert served.store.principal("lab", "ann").sessions() == ()
+    twin = Client(served.url, ann._headers["Authorization"].split()[1])
+    assert ann.recall("tea", session=twin.session("mine")).status == "new"
+    twin.close()
+
+
+@pytest.mark.parametrize("value", [float("nan"), "\ud83d", {1, 2}])
+def test_what_no_json_can_say_is_refused_before_it_is_sent(served, value):
+    user, part = served.client("lab", "ann"), {"type": "x", "v": value}
+    with pytest.raises(errors.ConfigError, match="JSON"):
+        user.session("s").append([{"role": "user", "content": [part]}])
+    assert user.session("s").clock == 0
+
+
 @pytest.mark.parametrize(
     ("remote", "local"), [(Client, Principal), (RemoteSession, Session)]
 )

@@ -130,7 +130,7 @@ def test_a_deleted_session_is_gone_and_says_so(ask):
     problem(ask("POST", "/v1/sessions/s/messages", HELLO), 410, "deleted")
 
 
-def test_the_actor_touches_recall_and_capture_and_no_other_verb(ask):
+def test_the_actor_touches_append_recall_and_capture_and_no_other_verb(ask):
     for actor in ("A", "B"):
         ask("POST", "/v1/items", {"text": f"green tea of {actor}", "peer": actor})
     as_a, as_b = {"X-Kvmem-Actor": "A"}, {"X-Kvmem-Actor": "B"}
@@ -144,7 +144,7 @@ def test_the_actor_touches_recall_and_capture_and_no_other_verb(ask):
     (said, taken) = ask("GET", "/v1/sessions/s/messages", headers=as_b).json()[
         "messages"
     ]
-    assert (said["actor"], taken["actor"]) == (None, "B")
+    assert (said["actor"], taken["actor"]) == ("A", "B")
     marks = ask("GET", "/v1/sessions/s/capture", headers=as_a).json()["marks"]
     assert marks == []
     bad = {"X-Kvmem-Actor": "a/b"}
@@ -304,7 +304,8 @@ def test_the_document_describes_the_verbs_that_run(ask):
     for verb in verbs.ALL:
         operation = said[verb.name][2]
         actor = {"x-kvmem-actor"} & {p["name"] for p in operation["parameters"]}
-        assert bool(actor) == (verb.name in ("recall", "capture", "captured"))
+        takes_one = ("append", "recall", "capture", "captured")
+        assert bool(actor) == (verb.name in takes_one)
         if verb.body:
             schema = document["components"]["schemas"][verb.body.__name__]
             assert "account" not in json.dumps(schema)
@@ -340,3 +341,88 @@ def test_a_fault_of_a_verb_is_a_problem_and_the_service_goes_on(tmp_path):
     found = asyncio.run(run())
     assert found.json()["stats"]["retrieval_errors"] == 1
     assert "secret" not in found.text
+
+
+@pytest.mark.parametrize("sources", [5, True, "abc", {"a": 1}, [5]])
+@pytest.mark.parametrize("verb", ["messages", "capture"])
+def test_sources_that_are_no_list_of_ids_are_refused(ask, sources, verb):
+    body = {"messages": [HELLO["messages"][0] | {"sources": sources}]}
+    body |= {"after": 0} if verb == "capture" else {}
+    problem(ask("POST", f"/v1/sessions/s/{verb}", body), 400, "bad-request")
+
+
+def test_a_recall_for_a_session_without_a_name_is_refused(ask):
+    body = {"query": "tea", "session": ""}
+    problem(ask("POST", "/v1/recall", body), 400, "invalid-id")
+
+
+@pytest.mark.parametrize("depth", [60, 500])
+def test_what_was_acknowledged_can_be_read_however_deep_it_is(ask, served, depth):
+    value = None
+    for _ in range(depth):
+        value = {"a": [value]} if depth < 100 else [value]
+    batch = [{"role": "user", "content": [{"type": "x", "v": value}]}]
+    said = ask("POST", "/v1/sessions/s/messages", {"messages": batch})
+    problem(said, 400, "bad-request")
+    served.store.principal("lab", "ann").session("s").append(batch)
+    found = ask("GET", "/v1/sessions/s/messages").json()["messages"]
+    assert found[0]["parts"][0]["v"] == value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"messages":[{"role":"user","content":"half \xed\xa0\x80"}]}',
+        json.dumps(HELLO).encode("utf-16"),
+        b"\xef\xbb\xbf" + json.dumps(HELLO).encode(),
+    ],
+)
+def test_a_body_that_is_no_utf_8_is_refused(ask, served, raw):
+    url = f"{served.url}/v1/sessions/s/messages"
+    key = {"Authorization": f"Bearer {served.key('lab', 'bob')}"}
+    said = httpx.post(url, content=raw, headers=key)
+    assert "UTF-8" in problem(said, 400, "bad-request")
+    assert served.store.principal("lab", "bob").sessions() == ()
+
+
+def test_a_method_that_a_path_has_not_is_answered_with_those_it_has(ask):
+    said = ask("PUT", "/v1/sessions/s/messages")
+    problem(said, 405, "bad-request")
+    assert said.headers["allow"] == "GET, HEAD, POST"
+    assert ask("GET", "/v1/sessions/s").headers["allow"] == "DELETE, POST"
+
+
+def test_a_deleted_session_is_made_anew_by_create(ask):
+    ask("POST", "/v1/sessions/s/messages", HELLO)
+    ask("DELETE", "/v1/sessions/s")
+    said = ask("POST", "/v1/sessions/s")
+    assert (said.status_code, said.json()) == (201, {"created": True})
+    assert ask("POST", "/v1/sessions/s").json() == {"created": False}
+    assert ask("GET", "/v1/sessions/s/messages").json()["clock"] == 0
+
+
+def test_a_users_stuck_session_keeps_nobody_else_waiting(tmp_path):
+    ring, limits = KeyRing(tmp_path), Limits(max_threads=2, max_waiting=3)
+    other = SessionStore.open(tmp_path).principal("lab", "ann").session("s")
+    app = create_app(SessionStore.open(tmp_path, wait_s=0.3), ring, limits)
+    ann, bob = (
+        {"Authorization": f"Bearer {ring.add('lab', user)}"} for user in ("ann", "bob")
+    )
+
+    async def run():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://k") as http:
+
+            def post(path, body, key):
+                return asyncio.create_task(http.post(path, json=body, headers=key))
+
+            stuck = [post("/v1/sessions/s/messages", HELLO, ann) for _ in range(48)]
+            done = [await post("/v1/items", {"text": "x"}, bob)]
+            running = sum(not each.done() for each in stuck)
+            return done[0].status_code, running, [(await each) for each in stuck]
+
+    with other.place.locked():
+        status, running, refused = asyncio.run(run())
+    assert (status, running) == (201, 5)  # two have a thread, three wait for one
+    assert {each.status_code for each in refused} == {503}
+    assert all(each.headers["retry-after"] == "1" for each in refused)

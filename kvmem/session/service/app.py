@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from kvmem import errors
 from kvmem.session import bodies, problems
@@ -27,7 +27,7 @@ from kvmem.session.keys import KeyRing
 from kvmem.session.problems import Problem, Refused
 from kvmem.session.service import metrics as counting
 from kvmem.session.service import openapi, requests, verbs
-from kvmem.session.service.limits import Limiter, Limits
+from kvmem.session.service.limits import Lanes, Limiter, Limits
 
 __all__ = ["create_app"]
 
@@ -65,6 +65,7 @@ class _Service:
         self.store, self.keys, self.limits = store, keys, limits
         self.metrics = counting.Metrics()
         self._limiter = Limiter(limits.requests_per_s)
+        self._lanes = Lanes(limits)
 
     def endpoint(self, verb: verbs.Verb) -> Callable:
         """Return the endpoint of one verb."""
@@ -111,7 +112,7 @@ class _Service:
             _refuse_long(body, self.limits)
         principal = self.store.principal(key.account, key.user)
         call = verbs.Call(principal, request.path_params, query, body, actor)
-        answer = await run_in_threadpool(verb.run, call)
+        answer = await self._lanes.run(key.id, verb.run, call)
         self._count(verb.name, body, answer)
         return _said(answer, verb.status)
 
@@ -183,7 +184,20 @@ def _no_route(request: Request, error: HTTPException) -> Response:
     name = "not-found" if error.status_code == 404 else "bad-request"
     law = "the service has no such verb"
     detail = errors.say(f"{request.method} on this path", law, "See /openapi.json")
-    return _told(Problem(error.status_code, name, str(error.detail), detail))
+    told = _told(Problem(error.status_code, name, str(error.detail), detail))
+    if error.status_code == 405:
+        told.headers["Allow"] = ", ".join(sorted(_methods(request)))
+    return told
+
+
+def _methods(request: Request) -> set[str]:
+    """Return the methods that a request's path has."""
+    return {
+        method
+        for route in request.app.routes
+        if route.matches(request.scope)[0] is not Match.NONE
+        for method in route.methods
+    }
 
 
 def _fault(request: Request, error: Exception) -> Response:

@@ -27,7 +27,8 @@ _IDENTITY = re.compile(
     r"|(x-)?(remote|forwarded|authenticated)-user|x-forwarded-(email|groups)"
 )
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
-_MAX_DEPTH_WORDS = "it is nested too deeply"
+MAX_DEPTH = 100  # of a body's objects and lists in each other
+_MAX_DEPTH_WORDS = f"it is nested too deeply, more than {MAX_DEPTH} times"
 
 
 def refuse_identity(request: Request) -> None:
@@ -106,9 +107,15 @@ def bad(asked: str, law: str, cure: str) -> Refused:
 
 
 def _parsed(raw: bytes) -> object:
-    """Return the JSON of a whole body: finite numbers, whole characters, no repeats."""
+    """Return the JSON of a whole body: finite numbers, whole characters, no repeats.
+
+    It is text in UTF-8 before it is JSON, and flat enough to be told again.
+    """
     try:
-        body = json.loads(raw, parse_constant=_no_number, object_pairs_hook=_once)
+        text = raw.decode()
+        body = json.loads(text, parse_constant=_no_number, object_pairs_hook=_once)
+        if _is_deep(body):
+            raise bad("this body", _MAX_DEPTH_WORDS, "Send it flatter")
         if _HALF_CHARACTER.search(raw):
             json.dumps(body, ensure_ascii=False).encode()
     except RecursionError as error:
@@ -117,6 +124,22 @@ def _parsed(raw: bytes) -> object:
         law = f"it is no JSON in UTF-8 ({str(error)[:80]})"
         raise bad("this body", law, "Send one JSON object") from error
     return body
+
+
+def _is_deep(body: object) -> bool:
+    """Say whether objects and lists stand too deep in each other."""
+    level = [body]
+    for _ in range(MAX_DEPTH + 1):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: object):
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -6,10 +6,12 @@ told to stop (SIGTERM, Ctrl-C) it ends the requests that run and takes no more.
 
 import contextlib
 import pathlib
+import socket
 from collections.abc import Callable
 
 import uvicorn
 
+from kvmem.errors import ConfigError, say
 from kvmem.session.keys import KeyRing
 from kvmem.session.service.app import create_app
 from kvmem.session.service.limits import Limits
@@ -36,7 +38,11 @@ def serve(
         port: port; 0 takes a free one.
         limits: what is taken; None for the defaults.
         started: called with the address and port when requests are taken.
+
+    Raises:
+        ConfigError: nothing can listen on the address.
     """
+    listener = _listening(host, port)
     config = uvicorn.Config(
         create_app(store, KeyRing(root), limits),
         host=host,
@@ -47,8 +53,31 @@ def serve(
         timeout_graceful_shutdown=_STOP_S,
         lifespan="on",
     )
-    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C, after its requests ended
-        _Server(config, started).run()
+    # Ctrl-C comes after its requests ended.
+    with listener, contextlib.suppress(KeyboardInterrupt):
+        _Server(config, started).run([listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket on an address, or raise ConfigError where there can be none."""
+    try:
+        (family, kind, proto, _, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        listener = socket.socket(family, kind, proto)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except BaseException:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        law = f"nothing can listen there ({getattr(error, 'strerror', None) or error})"
+        cure = "Give another --port, 0 for a free one, or an address of this machine"
+        asked = f"serving sessions on {host}:{port}"
+        raise ConfigError(say(asked, law, cure)) from error
+    return listener
 
 
 class _Server(uvicorn.Server):

@@ -1,7 +1,7 @@
 """The service's verbs: one row each, run on the principal of the request's key.
 
 The law: a row reads its user from the principal and from nothing else, and the actor is
-given to rows that say so: recall and capture. Session routes own by user alone.
+given to rows that say so: append, recall and capture. Sessions are owned by user alone.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ __all__ = ["ALL", "Call", "Verb"]
 
 _PAGE = 1000  # messages or marks of one answer
 _MAX_MEMORIES = 100  # of one recall
-_COOLDOWN = re.compile(r"(messages|turns|tokens)\((\d{1,9})\)")
+_COOLDOWN = re.compile(r"(messages|turns|tokens)\(([0-9]{1,9})\)")
 
 
 class Call(NamedTuple):
@@ -60,7 +60,11 @@ class Verb(NamedTuple):
 def _append(call: Call) -> dict:
     body = call.body
     placed = call.session.append(
-        body.messages, key=body.key, peer=body.peer, carries=body.carries
+        body.messages,
+        key=body.key,
+        peer=body.peer,
+        actor=call.actor,
+        carries=body.carries,
     )
     return {
         "first": placed.first,
@@ -90,11 +94,15 @@ def _get(call: Call) -> dict:
 
 
 def _plain(one: Message) -> dict:
-    return dataclasses.asdict(one) | {"parts": [dict(part) for part in one.parts]}
+    return {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
 
 
 def _commit(call: Call) -> dict:
     return call.session.commit(keep=call.body.keep)._asdict()
+
+
+def _create(call: Call) -> dict:
+    return {"created": call.session.create()}
 
 
 def _delete(call: Call) -> dict:
@@ -121,7 +129,9 @@ def _recall(call: Call) -> dict:
     if not 1 <= (1 if body.limit is None else body.limit) <= _MAX_MEMORIES:
         asked, law = f"limit={body.limit}", f"a recall gives 1 to {_MAX_MEMORIES}"
         raise errors.ConfigError(errors.say(asked, law, "Ask for less"))
-    session = body.session and call.principal.session(body.session)
+    session = None
+    if body.session is not None:
+        session = call.principal.session(body.session)
     found = call.principal.recall(
         body.query,
         session=session,
@@ -181,6 +191,15 @@ ALL = (
         "Append a batch of messages, all or none, once a key.",
         _append,
         bodies.Append,
+        for_actor=True,
+        status=201,
+    ),
+    Verb(
+        "create",
+        "POST",
+        _SESSION,
+        "Make the session, also one that was deleted, anew and empty.",
+        _create,
         status=201,
     ),
     Verb(
@@ -241,7 +260,8 @@ ALL = (
         "forget",
         "POST",
         "/v1/forget",
-        "Take a memory away: the item, its records, its KV.",
+        "Take a memory away: the item, its records, and what names its KV, whose pages "
+        "go when the engine that has them takes its next turn.",
         _forget,
         bodies.Forget,
     ),
