@@ -17,7 +17,6 @@ from kvmem.model.partitions import partition_of
 from kvmem.serve import SamplingParams, ServeConfig
 from kvmem.serve import engine as engines
 from kvmem.serve import loop as loops
-from kvmem.serve.draft import virtual
 from kvmem.serve.draft.dflash import DFlash
 from kvmem.speculative import SpecPlan, draft_pool
 
@@ -46,16 +45,12 @@ def layers_for(model, page_size):
     return block, geometry.group_layers(specs, page_size, domain="draft")
 
 
-@pytest.fixture(scope="module")
-def shared_drafts():
-    return functools.cache(virtual.VirtualStepper)
-
-
 @pytest.fixture
 def flashed(tiny_model, shared_steps, shared_drafts, monkeypatch):
     """An engine of the tiny model on a poisoned pool, drafting in blocks."""
     monkeypatch.setattr(loops, "Stepper", shared_steps)
-    monkeypatch.setattr(virtual, "VirtualStepper", shared_drafts)
+    for (module, name), shared in shared_drafts.items():
+        monkeypatch.setattr(module, name, shared)
 
     def make(draft_tokens=3, tp=1, dcp=1, page_size=4, pages=PAGES, **serve):
         model, topology = tiny_model(), Topology(tp, dcp)

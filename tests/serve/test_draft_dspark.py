@@ -13,7 +13,6 @@ from kvmem.model import mtp
 from kvmem.serve import SamplingParams, ServeConfig
 from kvmem.serve import engine as engines
 from kvmem.serve import loop as loops
-from kvmem.serve.draft import virtual
 from kvmem.serve.draft.dspark import DSpark
 
 PAGES = 30  # of one size in every test, so that steps are compiled once
@@ -34,16 +33,12 @@ def layers_for(model):
     return small, geometry.group_layers(specs, 4, domain="draft")
 
 
-@pytest.fixture(scope="module")
-def shared_drafts():
-    return functools.cache(virtual.VirtualStepper)
-
-
 @pytest.fixture
 def sparked(tiny_model, shared_steps, shared_drafts, monkeypatch):
     """An engine of the tiny model on a poisoned pool, drafting on virtual ids."""
     monkeypatch.setattr(loops, "Stepper", shared_steps)
-    monkeypatch.setattr(virtual, "VirtualStepper", shared_drafts)
+    for (module, name), shared in shared_drafts.items():
+        monkeypatch.setattr(module, name, shared)
 
     def make(draft_tokens=3, tp=1, dcp=1, **serve):
         model, topology = tiny_model(), Topology(tp, dcp)

@@ -2,17 +2,12 @@
 
 import functools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kvmem import budget, errors, geometry
 from kvmem.geometry import Topology
 from kvmem.model import mtp
-from kvmem.model.hybrid.decoder import HybridDecoder
-from kvmem.model.mtp_decoder import MtpDecoder
-from kvmem.model.partitions import partition_of
 from kvmem.serve import SamplingParams, ServeConfig, step
 from kvmem.serve import engine as engines
 from kvmem.serve import loop as loops
@@ -189,52 +184,6 @@ def test_behind_a_hybrid_the_layers_keep_what_one_reading_leaves(drafted, kind):
     for each in found:
         np.testing.assert_allclose(each, rows_of(plain, end), atol=1e-3)
     assert np.abs(found[0]).max() > 0.01
-
-
-def first_tokens(model, small, tokens):
-    """What the layers say behind each token of a text that is read without a cache."""
-    part = partition_of(small.spec, Topology())
-    own = part.rank_params(small.params, 0)
-
-    @jax.jit
-    def say(tokens):
-        target = HybridDecoder.from_params(model.spec, model.params)
-        draft = MtpDecoder(part, {name: jnp.asarray(x) for name, x in own.items()})
-        rows = target.rows(tokens)
-        before = jnp.concatenate([jnp.zeros_like(rows[:, :1]), rows[:, :-1]], axis=1)
-        return jnp.argmax(draft.head(draft.rows(tokens, hidden=before)), -1)
-
-    return np.asarray(say(np.int32([tokens])))[0]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mode", ["mtp", "dspark"])
-@pytest.mark.parametrize("kind", ["window", "state"])
-def test_behind_a_hybrid_is_proposed_what_a_whole_text_proposes(
-    drafted, layers_of, hybrid_model, mode, kind
-):
-    """Through chunks, rejections, and prefixes that are found where they can be."""
-    made, said, cached = drafted(mode, kind=kind), [], []
-    propose = made.verifier.proposer.propose
-
-    def and_note(sequences, most):
-        proposal = propose(sequences, most)
-        said.append((len(sequences[0].tokens) - 1, proposal.tokens[0][0]))
-        return proposal
-
-    made.verifier.proposer.propose = and_note
-    prompt = text(83, 21)
-    for _ in range(3):  # of itself and what came of it, the next is made
-        said.clear()
-        (output,) = made.generate(prompt, greedy(11))
-        tokens = [*prompt, *output.output_ids]
-        want = first_tokens(hybrid_model(kind), layers_of(mtp, 4, 3, kind)[0], tokens)
-        assert len(said) > 4
-        assert said == [(place, want[place]) for place, _ in said]
-        cached.append(output.cached_tokens)
-        prompt = [*tokens, *text(84, 3)]
-    assert cached[0] == 0 and min(cached[1:]) >= 16
-    assert not made.stats().drafting.faults
 
 
 def test_layers_of_other_tensors_are_refused(tiny_model):
