@@ -76,11 +76,12 @@ class Arguments(console.Common):
 def run(arguments: Arguments) -> int:
     """Chat until the input ends."""
     from kvmem.conversation import Conversations
-    from kvmem.session import SessionStore
+    from kvmem.session import SessionStore, messages
 
     sampling = SamplingParams(
         arguments.max_tokens, arguments.temperature, seed=arguments.seed
     )
+    _options(arguments, sampling, messages(0))  # what cannot be is said at once
     root = pathlib.Path(arguments.root)
     sets = [f"store.root={root / 'pages'}", *arguments.set]
     engine = config.load(arguments.path, sets, os.environ).engine()

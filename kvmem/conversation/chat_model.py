@@ -5,10 +5,16 @@
 
 The law: messages become text by the checkpoint's own template, and what the engine
 reused of them is in `response_metadata`. One engine serves one call at a time; calls of
-several threads wait for each other. Needs the extra `langgraph`.
+several threads wait for each other. Two models share no pages unless they are given one
+identity. Needs the extra `langgraph`.
+
+What is computed here is no session's chain: no forgetting reaches the pages that an
+engine with a page store keeps of it, under whatever identity. A text that may have to
+be forgotten is fed by `kvmem.conversation.Conversations`, or to an engine without one.
 """
 
 import dataclasses
+import secrets
 import threading
 from typing import Any
 
@@ -19,7 +25,7 @@ try:
     from langchain_core.language_models import BaseChatModel
     from langchain_core.messages import AIMessage, BaseMessage
     from langchain_core.outputs import ChatGeneration, ChatResult
-    from pydantic import ConfigDict, PrivateAttr
+    from pydantic import ConfigDict, Field, PrivateAttr
 except ImportError as missing:
     raise ImportError(
         errors.say(
@@ -34,19 +40,26 @@ __all__ = ["ChatModel"]
 _ROLES = {"human": "user", "ai": "assistant", "system": "system", "tool": "tool"}
 
 
+def _of_this_model() -> Identity:
+    """Return an identity that no other model has."""
+    return Identity(salt=secrets.token_bytes(32))
+
+
 class ChatModel(BaseChatModel):
     """A model that answers from one engine.
 
     Args:
         engine: whose model has a chat template.
         sampling: of replies.
-        identity: whose texts these are; only equal identities share pages.
+        identity: whose texts these are; only equal identities share pages. Without one
+            it is this model's own, and nothing is found again by another process:
+            `Identity(salt=principal.salt())` is a user's, wherever.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
     engine: Engine
     sampling: SamplingParams = SamplingParams(max_tokens=128)
-    identity: Identity = Identity()
+    identity: Identity = Field(default_factory=_of_this_model)
     _turn: threading.Lock = PrivateAttr(default_factory=threading.Lock)
 
     @property

@@ -168,29 +168,54 @@ def plain(message: AnyMessage) -> dict[str, Any]:
         law = f"a conversation has {', '.join(_ROLES)} messages"
         asked = f"capture of a {message.type} message"
         raise errors.ConfigError(errors.say(asked, law, "Leave it out of the state"))
-    put_in = message.additional_kwargs.get(_KEY)
-    content = message.content[: put_in["said"]] if put_in else message.content
+    content = message.content
     parts = [content] if isinstance(content, str) else list(content)
+    parts, memories = _apart(parts, message.additional_kwargs.get(_KEY))
     parts = [part for part in parts if part != ""]
     if message.type == "tool":
         parts = [_tool_result(message, parts)]
     parts += [_tool_call(call) for call in getattr(message, "tool_calls", ())]
-    if put_in:
-        parts += [{"type": "context"} | memory for memory in put_in["memories"]]
+    parts += [{"type": "context"} | memory for memory in memories]
     return {"id": message.id, "role": _ROLES[message.type], "parts": parts}
+
+
+def _apart(parts: list, put_in: Mapping | None) -> tuple[list, Sequence[Mapping]]:
+    """Return what was said of a message, and the memories that were put into it.
+
+    Their frame is found by its words: others may have edited the message since, and
+    where they took the frame out the message holds no memories.
+    """
+    if put_in is None:
+        return parts, ()
+    frame = _framed(put_in["memories"])
+    for at in reversed(range(len(parts))):
+        part = parts[at]
+        text = part if isinstance(part, str) else part.get("text")
+        if not isinstance(text, str) or frame not in text:
+            continue
+        before, _, behind = text.rpartition(frame)
+        text = before.removesuffix("\n\n") + behind
+        left = text if isinstance(part, str) else {**part, "text": text}
+        said = [left] if text else []
+        return [*parts[:at], *said, *parts[at + 1 :]], put_in["memories"]
+    return parts, ()
+
+
+def _framed(memories: Sequence[Mapping]) -> str:
+    lines = "\n".join(f"- {memory['text']}" for memory in memories)
+    return f"<memories>\n{lines}\n</memories>"
 
 
 def _with_memories(message: HumanMessage, found: Recall) -> HumanMessage:
     """Return the user's message, memories behind what was said, and a note of it."""
     content = message.content
-    lines = "\n".join(f"- {entry.text}" for entry in found.entries)
-    frame = f"<memories>\n{lines}\n</memories>"
+    memories = [{"uri": entry.uri, "text": entry.text} for entry in found.entries]
+    frame = _framed(memories)
     if isinstance(content, str):
         whole = f"{content}\n\n{frame}"
     else:
         whole = [*content, {"type": "text", "text": frame}]
-    memories = [{"uri": entry.uri, "text": entry.text} for entry in found.entries]
-    note = {"recall": found.id, "said": len(content), "memories": memories}
+    note = {"recall": found.id, "memories": memories}
     kwargs = message.additional_kwargs | {_KEY: note}
     return message.model_copy(update={"content": whole, "additional_kwargs": kwargs})
 

@@ -83,3 +83,14 @@ def test_a_reply_that_is_stopped_ends_no_chat(chat, monkeypatch, stop):
     assert said in ("[stopped]", "[the disk is full]")
     assert who == "[me of local; memories: none]"
     assert chat(["and now?"])[0].startswith("[s: 1 messages, no KV")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [(["--memories", "-1"], "memories=-1"), (["--cooldown", "-1"], "-1")],
+)
+def test_options_that_cannot_be_are_refused_before_anything_is_loaded(
+    capsys, argv, words
+):
+    assert cli.main(["chat", "no.toml", "--session", "s", *argv]) == 2
+    assert words in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -52,6 +53,16 @@ def test_a_key_is_printed_once_listed_without_its_secret_and_taken_back(ask, tmp
 def test_what_has_no_meaning_is_bad_input(ask, argv, words):
     code, said = ask(*argv)
     assert code == 2 and words in said
+
+
+def test_an_address_where_nothing_can_listen_is_bad_input(ask):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        code, said = ask("serve", "--port", str(taken.getsockname()[1]))
+    assert code == 2 and "nothing can listen there" in said and "--port" in said
+    code, said = ask("serve", "--host", "no.such.host.invalid")
+    assert code == 2 and "nothing can listen there" in said
 
 
 def test_the_service_answers_until_it_is_interrupted(tmp_path):

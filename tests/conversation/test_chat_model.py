@@ -36,6 +36,16 @@ def test_a_reply_is_the_engines_own(model):
     assert again.response_metadata["cached_tokens"] >= 16
 
 
+def test_models_share_pages_where_they_are_given_one_identity(model):
+    said, mine = [HumanMessage("hello, you there, in the garden")], model.identity
+    model.invoke(said)
+    given = {"engine": model.engine, "sampling": model.sampling}
+    other = ChatModel(**given).invoke(said).response_metadata
+    assert (other["cached_tokens"], other["stored_tokens"]) == (0, 0)
+    twin = ChatModel(**given, identity=mine).invoke(said).response_metadata
+    assert twin["cached_tokens"] >= 16
+
+
 def test_what_it_does_not_do_is_refused(model):
     with pytest.raises(ValueError, match="calls no tools"):
         model.invoke([HumanMessage("hi")], tools=[])

@@ -273,6 +273,61 @@ def test_a_message_of_blocks_keeps_its_blocks(me):
     assert "green" in model.given[0][0][1]
 
 
+def put_in(me, content="my tea?"):
+    """Return a user's message with a memory in it."""
+    me.remember("Ann takes her tea green.", "memories/tea")
+    one = SessionMiddleware(me, session_resolver=lambda _: "s")
+    state = {"messages": [HumanMessage(content=content, id="m1")]}
+    (message,) = one.before_model(state, types.SimpleNamespace(context=None))[
+        "messages"
+    ]
+    return message
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda text: text, "my tea?"),
+        (lambda text: f"[10:00 UTC] {text}", "[10:00 UTC] my tea?"),
+        (lambda text: f"{text} [end]", "my tea? [end]"),
+        (lambda text: f"<memories>\n- x\n</memories> {text}",
+         "<memories>\n- x\n</memories> my tea?"),
+        (lambda text: [{"type": "text", "text": text}], "my tea?"),
+    ],
+)  # fmt: skip
+def test_memories_are_told_apart_however_others_edited_the_message(me, edit, said):
+    message = put_in(me)
+    kept = message.model_copy(update={"content": edit(message.content)})
+    first, memory = middleware.plain(kept)["parts"]
+    assert (first if isinstance(first, str) else first["text"]) == said
+    assert (memory["type"], memory["uri"]) == ("context", "memories/tea")
+
+
+@pytest.mark.parametrize("content", ["my tea?", [{"type": "text", "text": "my tea?"}]])
+def test_a_message_out_of_which_others_took_the_memories_holds_none(me, content):
+    message = put_in(me, content)
+    edited = message.model_copy(update={"content": content})
+    assert middleware.plain(message)["parts"][0] == middleware.plain(edited)["parts"][0]
+    assert [middleware.plain(each)["parts"][1:] for each in (edited,)] == [[]]
+
+
+def test_what_is_forgotten_while_an_agent_runs_is_not_captured(user, me, request):
+    user.remember("Ann's zebrafinch sings.", "memories/finch")
+
+    class Forgetting(Scripted):
+        def _generate(self, messages, **kwargs):
+            user.forget("memories/finch")
+            return super()._generate(messages, **kwargs)
+
+    model = Forgetting()
+    ask(agent_of(user, model), "How is my zebrafinch?")
+    assert "sings" in model.given[0][0][1]
+    assert parts(user)[0] == ("user", ("text", "context"), "How is my zebrafinch?")
+    store = me.store if user is me else request.getfixturevalue("served").store
+    files = [path for path in store.root.rglob("*") if path.is_file()]
+    assert not [path for path in files if b"finch sings" in path.read_bytes()]
+
+
 def test_a_kind_of_message_that_no_conversation_has_is_refused():
     class Odd(HumanMessage):
         type: str = "odd"

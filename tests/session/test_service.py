@@ -10,7 +10,7 @@ import urllib.parse
 import httpx
 import pytest
 
-from kvmem.session import Hit, SessionStore
+from kvmem.session import Hit, SessionStore, lines
 from kvmem.session.keys import KeyRing
 from kvmem.session.service import Limits, create_app, verbs
 
@@ -264,10 +264,13 @@ def test_a_request_that_is_cut_off_leaves_nothing_or_the_whole_batch(served, ask
 
 def test_half_a_character_that_a_program_stored_is_told_as_it_is(ask, served):
     ask("POST", "/v1/sessions/s/messages", HELLO)
-    half = [{"role": "user", "content": "\ud800"}]
-    served.store.principal("lab", "ann").session("s").append(half)
+    (log,) = served.root.rglob("messages.jsonl")  # as a kvmem before this one wrote it
+    head, line, _ = log.read_bytes().split(b"\n")
+    fields = lines.unseal(line)
+    fields["message"]["parts"][0]["text"] = "\ud800"
+    log.write_bytes(head + b"\n" + lines.seal(fields))
     found = ask("GET", "/v1/sessions/s/messages").json()["messages"]
-    assert found[1]["parts"][0]["text"] == "\ud800"
+    assert found[0]["parts"][0]["text"] == "\ud800"
 
 
 def test_a_recall_has_an_end(ask):
@@ -280,9 +283,9 @@ def test_a_recall_has_an_end(ask):
 def test_damage_is_told_without_a_path_and_recall_still_answers(ask, served):
     ask("POST", "/v1/sessions/s/messages", {"messages": HELLO["messages"] * 3})
     (log,) = served.root.rglob("messages.jsonl")
-    lines = log.read_bytes().split(b"\n")
-    lines[2] = lines[2].replace(b"hello", b"hullo")
-    log.write_bytes(b"\n".join(lines))
+    rows = log.read_bytes().split(b"\n")
+    rows[2] = rows[2].replace(b"hello", b"hullo")
+    log.write_bytes(b"\n".join(rows))
     ask("POST", "/v1/items", {"text": "green tea"})
     said = problem(ask("POST", "/v1/sessions/s/messages", HELLO), 500, "damaged")
     assert str(served.root) not in said and "ann" not in said
