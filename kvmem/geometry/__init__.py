@@ -16,7 +16,7 @@ from kvmem.geometry import (
 from kvmem.geometry.declare import Declared, declare
 from kvmem.geometry.envelope import Entry, Envelope, Plane
 from kvmem.geometry.fields import DTYPES, Field, LayerSpec, Part, np_dtype
-from kvmem.geometry.fixed_point import hit_pages
+from kvmem.geometry.fixed_point import goes_on, hit_pages
 from kvmem.geometry.groups import LifecycleGroup, group_layers
 from kvmem.geometry.lifecycle import Lifecycle
 from kvmem.geometry.rope import Rope
@@ -43,6 +43,7 @@ __all__ = [
     "declare",
     "envelope",
     "formats",
+    "goes_on",
     "group_layers",
     "hit_pages",
     "kinds",

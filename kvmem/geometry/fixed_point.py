@@ -16,7 +16,7 @@ import numpy as np
 
 from kvmem.geometry.lifecycle import Lifecycle
 
-__all__ = ["hit_pages"]
+__all__ = ["goes_on", "hit_pages"]
 
 
 def hit_pages(
@@ -34,20 +34,30 @@ def hit_pages(
     suits = np.ones(lengths.size, bool)
     for life, has in zip(lives, present, strict=True):
         has = np.concatenate([has, np.zeros(lengths.size - 1 - len(has), bool)])
-        suits &= _suits(life, page_size, has, lengths)
+        suits &= goes_on(life, page_size, has, lengths * page_size)
     return int(np.flatnonzero(suits)[-1])
 
 
-def _suits(
-    life: Lifecycle, page_size: int, has: np.ndarray, lengths: np.ndarray
+def goes_on(
+    life: Lifecycle, page_size: int, has: np.ndarray, histories: np.ndarray
 ) -> np.ndarray:
-    """Return bool[m + 1]: whether a group can go on after 0, 1, ... m pages."""
+    """Return bool[n]: whether a group can go on after so many tokens of a text.
+
+    Args:
+        life: of the group.
+        page_size: tokens of a page.
+        has: bool[m], as `present` of `hit_pages`.
+        histories: i[n] tokens before the next query, of the first m pages at most; one
+            that ends inside a page reads that page too.
+    """
+    pages = -(-histories // page_size)
     if life.kind == "state":
-        return np.concatenate([[True], has])
+        stands = np.concatenate([[True], has])[histories // page_size]
+        return stands & (histories % page_size == 0)
     absent = np.concatenate([[0], np.cumsum(~has)])  # among the first n pages
     if life.kind == "full":
-        return absent == 0
-    start = np.minimum(lengths, life.sink_pages(page_size))
-    end = (lengths * page_size + 1 - life.window) // page_size  # Lifecycle.stale's
+        return absent[pages] == 0
+    start = np.minimum(pages, life.sink_pages(page_size))
+    end = (histories + 1 - life.window) // page_size  # Lifecycle.stale's
     end = np.maximum(start, end)
-    return (absent[start] == 0) & (absent[lengths] == absent[end])
+    return (absent[start] == 0) & (absent[pages] == absent[end])

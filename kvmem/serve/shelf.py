@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvmem.geometry import Lifecycle
+from kvmem.geometry import Lifecycle, goes_on
 from kvmem.prefix import Companions, Hit, PrefixCache, hit_pages
 from kvmem.prefix.tree import Marks
 from kvmem.serve.books import Books
@@ -65,7 +65,7 @@ class Shelf:
         """Leave so many tokens of what is found to be computed again, for a draft."""
         self.back_off = tokens
 
-    def resumed(self, length: int) -> int:
+    def resumed(self, length: int | np.ndarray) -> int | np.ndarray:
         """Return at which token a text goes on, of so many in whole cached pages; where
         nothing is left of them it is none above zero."""
         left = length - self.back_off
@@ -212,18 +212,19 @@ class Shelf:
             found: every cached page of the text, up to its last token.
         """
         size, present = self.cache.page_size, self._present(found)
-        lives = [self.lives[group] for group in (self.first, *self.others)]
-        for pages in range(len(found), 0, -1):
-            length = self.resumed(pages * size)
-            if length <= 0:
-                break
-            rows = zip(lives, present, strict=True)
-            if all(_goes_on(life, has[:pages], length, size) for life, has in rows):
-                whole = length // size
-                copied = found[whole]
-                return Hit(length, tuple(found[:whole]), None, hit.num_tokens, copied)
-        reason = BACKED_OFF if hit.vpages else hit.reason
-        return Hit(0, (), reason, hit.num_tokens)
+        ends = np.arange(1, len(found) + 1) * size
+        starts = self.resumed(ends)
+        suits, starts = starts > 0, np.maximum(starts, 0)
+        for group, has in zip((self.first, *self.others), present, strict=True):
+            life = self.lives[group]  # a draft's rows are read of that token's page too
+            reads = ends if life.kind == "full" else starts
+            suits &= goes_on(life, size, has, reads)
+        if not suits.any():
+            reason = BACKED_OFF if hit.vpages else hit.reason
+            return Hit(0, (), reason, hit.num_tokens)
+        length = int(starts[suits][-1])
+        whole = length // size
+        return Hit(length, tuple(found[:whole]), None, hit.num_tokens, found[whole])
 
     def _present(self, units: Sequence[int]) -> list[np.ndarray]:
         """Return bool[n] of the tree's group and each other: who has these units."""
@@ -271,18 +272,3 @@ class Shelf:
         copies = [(own, cached) for own, cached in pairs if own != cached]
         self.books.retain(group, tuple(cached for _, cached in copies))
         self.books.release(group, tuple(own for own, _ in reversed(copies)))
-
-
-def _goes_on(life: Lifecycle, has: np.ndarray, length: int, page_size: int) -> bool:
-    """Say whether a group has what a text reads that is computed from a token on.
-
-    Args:
-        has: bool[n] which of the pages found it has; the page of that token is one.
-        length: tokens before it.
-    """
-    if life.kind == "full":
-        return bool(has.all())
-    if life.kind == "state":
-        return bool(has[length // page_size - 1])
-    stale, end = life.stale(length, page_size), -(-length // page_size)
-    return bool(has[: stale.start].all() and has[stale.stop : end].all())

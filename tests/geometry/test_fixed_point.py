@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from kvmem.geometry import Lifecycle, hit_pages
+from kvmem.geometry import Lifecycle, goes_on, hit_pages
 from kvmem.geometry.lifecycle import FULL, STATE
 
 PAGE = 4
@@ -86,3 +86,25 @@ def test_one_look_finds_what_shortening_finds(seed):
         assert n == shortened(lives, page_size, present)
         found.add(n)
     assert len(found) > 6
+
+
+@pytest.mark.parametrize(
+    "life",
+    [FULL, STATE, Lifecycle("window", 6), Lifecycle("window", 3, sinks=5)],
+    ids=str,
+)
+def test_inside_a_page_a_group_goes_on_if_it_has_what_the_next_query_reads(life):
+    rng = random.Random(7)
+    histories = np.arange(6 * PAGE + 1)
+    for _ in range(60):
+        has = np.array([rng.random() < 0.7 for _ in range(6)])
+        for history, said in zip(
+            histories, goes_on(life, PAGE, has, histories), strict=True
+        ):
+            stale = life.stale(int(history), PAGE)
+            if life.kind == "state":  # it stands where a page ends, and nowhere else
+                whole, rest = divmod(int(history), PAGE)
+                assert said == (not rest and (not whole or has[whole - 1]))
+                continue
+            pages = set(range(-(-int(history) // PAGE))) - set(stale)
+            assert said == all(has[page] for page in pages)
