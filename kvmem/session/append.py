@@ -58,10 +58,19 @@ def checked(
     key: str | None,
     peer: str | None,
     actor: str | None,
-    carries: Iterable[Recall | str],
+    carries: Iterable[Recall | str] = (),
+    captured: Sequence[str] = (),
 ) -> CheckedBatch:
-    """Return a batch whose form is right, or raise ConfigError or InvalidId."""
+    """Return a batch whose form is right, or raise ConfigError or InvalidId.
+
+    `captured` says of each message what it was captured from, as its first source.
+    """
     parsed = message.parse(messages, None if peer is None else ids.check_peer(peer))
+    if captured:
+        parsed = tuple(
+            each | {"sources": [source, *each.get("sources", ())]}
+            for each, source in zip(parsed, captured, strict=True)
+        )
     key = None if key is None else ids.check_key(key)
     return CheckedBatch(parsed, key, actor, listed(carries))
 

@@ -67,7 +67,9 @@ def read(place: Place, archive: Archive) -> Log:
 def messages(place: Place, live: Log, since: int) -> Iterator[Line]:
     """Yield every line from message `since` on, archived ones first."""
     if since < live.start.messages:
-        for each in listed(place):
+        archives = listed(place)
+        _check_gaps(place, live, archives, since)
+        for each in archives:
             if each.first < live.start.messages and each.stop > since:
                 yield from (li for li in read(place, each).lines if li.seq >= since)
     yield from (line for line in live.lines if line.seq >= since)
@@ -84,7 +86,7 @@ def write(place: Place, part: Log) -> str:
     """Make an archive of lines, durable whole or not there; return its name."""
     io, folder = place.io, place.file(HISTORY)
     files.make_folder(io, folder, place.folder)
-    new, name = folder / NEW, f"{_PREFIX}{len(_names(place)):03d}"
+    new, name = folder / NEW, _next_name(place)
     io.remove_tree(new)
     io.mkdir(new)
     data = lines.header(place.identity, part.start)
@@ -124,8 +126,9 @@ def finish(place: Place, live: Log, archives: Sequence[Archive]) -> Log:
         archives: as they are `listed`.
 
     Raises:
-        CorruptPage: the archive is not what the live log begins with.
+        CorruptPage: the archive is not what the live log begins with, or one is lost.
     """
+    _check_gaps(place, live, archives)
     pending = [a for a in archives if a.first >= live.start.messages]
     if not pending:
         return live
@@ -152,9 +155,29 @@ def rewrite(place: Place, archive: Archive, kept: Sequence[Line]) -> None:
     files.write(place.io, path, data)
 
 
+def _check_gaps(
+    place: Place, live: Log, archives: Sequence[Archive], since: int = 0
+) -> None:
+    """Raise CorruptPage where no archive has messages that the live log has not."""
+    stops = [*(each.first for each in archives), live.start.messages]
+    starts = [0, *(each.stop for each in archives)]
+    for start, stop in zip(starts, stops, strict=True):
+        if max(start, since) < min(stop, live.start.messages):
+            asked = f"the history of session {place.identity.session!r}"
+            law = f"no archive holds messages {start} to {stop - 1}"
+            cure = "Put the archive back from a copy; nothing was changed"
+            raise CorruptPage(say(asked, law, cure))
+
+
 def _names(place: Place) -> list[str]:
     names = place.io.names(place.file(HISTORY))
     return [name for name in names if name.startswith(_PREFIX)]
+
+
+def _next_name(place: Place) -> str:
+    numbers = [name.removeprefix(_PREFIX) for name in _names(place)]
+    last = max((int(each) for each in numbers if each.isdecimal()), default=-1)
+    return f"{_PREFIX}{last + 1:03d}"
 
 
 def _encoded(place: Place, archive: Archive) -> bytes:

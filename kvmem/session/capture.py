@@ -227,8 +227,8 @@ def append(
             law = f"{len(known)} are captured, and another one is the last"
             asked = f"capture behind message {after} of session {session.id!r}"
             raise errors.Conflict(errors.say(asked, law, "Read the marks again"))
-        stored = [marks.sourced(each, peer) for each in messages]
-        session.append(stored, peer=peer, actor=actor)
+        sources = [marks.source(each, peer) for each in messages]
+        session.append_captured(list(map(marks.plain, messages)), sources, peer, actor)
     return after + len(messages)
 
 

@@ -9,7 +9,8 @@ it would be remembered again as if somebody had said it.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from kvmem.errors import Busy, ConfigError, Conflict, Deleted, say
@@ -23,6 +24,7 @@ from kvmem.session.place import LOG, Place
 ExtractFn = Callable[[Sequence[Message]], Iterable[str | tuple[str, str | None]]]
 # Called with a text, the peer it is about and a key of its own; keeps it once a key.
 KeepFn = Callable[[str, str | None, str], object]
+_HALF = re.compile("[\ud800-\udfff]")  # of a character beyond U+FFFF
 
 
 class Committed(NamedTuple):
@@ -56,30 +58,31 @@ def run(
 def said(found: Sequence[Line]) -> tuple[Message, ...]:
     """Return messages without what came from recall; those with nothing else go.
 
-    That is every context part, and in the message that carries a recall the memories'
-    own words, should they stand in its text.
+    That is every context part, and a text part that is one of the message's memories
+    or all of them and nothing else. Words around them are the speaker's, who may say
+    the same.
     """
     kept = []
     for line in found:
         one = message.from_line(line.seq, line.stored)
-        texts = [p["text"] for p in one.parts if p["type"] == "context" and "text" in p]
+        told = [p["text"] for p in one.parts if p["type"] == "context" and "text" in p]
+        recalled = {"", "\n\n".join(told).strip(), *(text.strip() for text in told)}
         parts = tuple(
-            _without(part, texts) for part in one.parts if part["type"] != "context"
+            _whole(part)
+            for part in one.parts
+            if part["type"] != "context"
+            and not (part["type"] == "text" and part["text"].strip() in recalled)
         )
-        parts = tuple(p for p in parts if p["type"] != "text" or p["text"].strip())
         if parts:
             kept.append(dataclasses.replace(one, parts=parts))
     return tuple(kept)
 
 
-def _without(part, texts: Sequence[str]):
-    if part["type"] != "text":
+def _whole(part: Mapping) -> Mapping:
+    """Return a part without halves of characters, as logs of before may have them."""
+    if part["type"] != "text" or not _HALF.search(part["text"]):
         return part
-    text = part["text"]
-    for each in texts:
-        if each:
-            text = text.replace(each, "")
-    return part if text == part["text"] else {**part, "text": text}
+    return {**part, "text": _HALF.sub("\ufffd", part["text"])}
 
 
 def _archive(place: Place, generation: int | None, keep: int) -> Committed:
@@ -121,8 +124,11 @@ def _extract(
     extract: ExtractFn,
     remember: KeepFn,
 ) -> Committed:
-    """Hand every archive that was not extracted yet to the extractor, in order."""
-    count = 0
+    """Hand every archive that was not extracted yet to the extractor, in order.
+
+    One that cannot be extracted waits and is told of at the end: it stops no other.
+    """
+    count, faults = 0, []
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(place.locked("extract", wait_s=0.0))
@@ -133,25 +139,49 @@ def _extract(
             if each.is_extracted:
                 archive.settle(place, each)
                 continue
-            found = said(archive.read(place, each).lines)
-            texts = list(extract(found)) if found else []
-            prefix = f"{place.identity.session}/{generation}/{each.name}"
-            count += _kept(texts, prefix, remember)
+            try:
+                found = said(archive.read(place, each).lines)
+                texts = _texts(extract(found)) if found else []
+                prefix = f"{place.identity.session}/{generation}/{each.name}"
+                count += _kept(texts, prefix, remember)
+            except Exception as fault:  # whatever an extractor may raise
+                tombstone.check(place, generation)
+                faults.append(fault)
+                continue
             with place.locked():
                 tombstone.check(place, generation)
                 archive.mark_extracted(place, each.name)
+    for other in faults[1:]:
+        faults[0].add_note(f"and {other!r}")
+    if faults:
+        raise faults[0]
     return done._replace(extracted=count)
 
 
-def _kept(found: Sequence, prefix: str, remember: KeepFn) -> int:
+def _texts(found: object) -> list[tuple[str, str | None]]:
+    """Return what an extractor found, each with its peer, or raise ConfigError."""
+    is_many = isinstance(found, Iterable) and not isinstance(found, str | Mapping)
+    texts = [(x, None) if isinstance(x, str) else x for x in found] if is_many else None
+    if texts is None or not all(map(_is_text, texts)):
+        law = "an extractor returns a list of texts, or of (text, peer)"
+        asked = f"an extractor that returned {ascii(found)[:60]}"
+        raise ConfigError(say(asked, law, "Return [] where there is nothing"))
+    return texts
+
+
+def _is_text(found: object) -> bool:
+    is_pair = isinstance(found, tuple | list) and len(found) == 2
+    return is_pair and isinstance(found[0], str) and isinstance(found[1], str | None)
+
+
+def _kept(found: Sequence[tuple], prefix: str, remember: KeepFn) -> int:
     """Keep texts, each under a key of its own; return how many are kept.
 
     An extraction that was cut off is done again, and may find other words: what it had
     kept by then stands, also where somebody has forgotten it since.
     """
     count = 0
-    for number, each in enumerate(found):
-        text, peer = (each, None) if isinstance(each, str) else each
+    for number, (text, peer) in enumerate(found):
         with contextlib.suppress(Conflict, Deleted):
             if text.strip():
                 remember(text, peer, f"{prefix}/{number}")

@@ -1,10 +1,10 @@
 """Marks: which messages of an agent's history a session's log holds.
 
 A mark is the digest of what a message says, and its id if it has one. The law: the log
-is the cursor. A captured message says in its own line, as its source, whom it was
-captured about and its mark, so that what was captured is read from there and nowhere
-else; what a process knows already is kept in memory, and begun anew when the session is
-another one.
+is the cursor. A captured message says in its own line, as its first source, whom it was
+captured about and its mark, which no other append can write, so that what was captured
+is read from there and nowhere else; what a process knows already is kept in memory, and
+begun anew when the session is another one.
 
     marked({"id": "m1", "role": "user", "content": "hello"})  # "9c4e…:m1"
     in_log(session, actor="planner", peer=None)               # ["9c4e…:m1", ...]
@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 from kvmem.session import message
 from kvmem.session.message import Message
 
-__all__ = ["in_log", "marked", "sourced", "unsent"]
+__all__ = ["in_log", "marked", "plain", "source", "unsent"]
 
-_SOURCE = "capture"
 _MAX_SESSIONS = 256  # whose marks a store keeps in memory
 
 
@@ -56,15 +55,20 @@ def unsent(seen: Sequence[str], new: Sequence[str], logged: Sequence[str]) -> li
 
 def marked(one: Mapping) -> str:
     """Return the mark of a message: the digest of what it says, and its id."""
-    parsed = message.parse([_without_id(one)])[0]
+    parsed = message.parse([plain(one)])[0]
     said = json.dumps([parsed["role"], parsed["parts"]], sort_keys=True)
     id_ = one.get("id") or ""
     return f"{hashlib.sha256(said.encode()).hexdigest()[:32]}:{id_}"
 
 
-def sourced(one: Mapping, peer: str | None) -> dict:
-    """Return a message as it is appended: its mark its source, its id not kept."""
-    return _without_id(one) | {"sources": [f"{_SOURCE}:{peer or ''}:{marked(one)}"]}
+def source(one: Mapping, peer: str | None) -> str:
+    """Return what a captured message says in its line: about whom, and its mark."""
+    return f"{message.CAPTURED}{peer or ''}:{marked(one)}"
+
+
+def plain(one: Mapping) -> dict:
+    """Return a message as it is appended: its id is not kept but in its mark."""
+    return {name: value for name, value in one.items() if name != "id"}
 
 
 def in_log(session: Any, actor: str | None, peer: str | None) -> tuple[str, ...]:
@@ -114,12 +118,9 @@ def _read_on(session: Any, read: _Read) -> _Read:
 
 def _of(one: Message) -> tuple[str | None, str] | None:
     """Return whom a message was captured about and its mark, None if it was not."""
-    kind, _, rest = (one.sources[0] if one.sources else "").partition(":")
-    if kind != _SOURCE or rest.count(":") < 2:
+    first = one.sources[0] if one.sources else ""
+    rest = first.removeprefix(message.CAPTURED)
+    if rest == first or rest.count(":") < 2:
         return None
     peer, _, mark = rest.partition(":")
     return peer or None, mark
-
-
-def _without_id(one: Mapping) -> dict:
-    return {name: value for name, value in one.items() if name != "id"}

@@ -142,7 +142,7 @@ def _parse_one(message: Mapping, peer: str | None) -> dict:
 
 def _parts(content) -> list[dict]:
     if isinstance(content, str):
-        return [{"type": "text", "text": content}]
+        return [_part(content)]
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         law = "it is a string or a list of parts"
         raise _refused(f"content of {type(content).__name__}", law, "Pass a string")
@@ -151,7 +151,7 @@ def _parts(content) -> list[dict]:
 
 def _part(part) -> dict:
     if isinstance(part, str):
-        return {"type": "text", "text": part}
+        return {"type": "text", "text": _string(part, "a text")}
     if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
         law = 'a part is a string or a mapping with a "type"'
         raise _refused(f"part {part!r}", law, "Pass text parts")

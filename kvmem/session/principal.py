@@ -16,7 +16,7 @@ import hmac
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvmem.errors import Denied, say
+from kvmem.errors import ConfigError, Denied, KVMemError, say
 from kvmem.session import (
     actors,
     capture,
@@ -27,9 +27,10 @@ from kvmem.session import (
     place,
     recall,
     traces,
+    unnamed,
     views,
 )
-from kvmem.session.asking import Mark, Recall, RenderFn, ask, text_of
+from kvmem.session.asking import Entry, Mark, Recall, RenderFn, ask, text_of
 from kvmem.session.cooldown import Cooldown, messages
 from kvmem.session.identity import Identity
 from kvmem.session.items import Item, Items
@@ -98,7 +99,7 @@ class Principal:
         Pages of KV are freed by `kvmem.conversation.Conversations` on this store. In a
         store without, as that of the HTTP service, the user's chains are taken away,
         so that nothing names their pages; their bytes go when Conversations of this
-        root begin, take their next turn, or `collect`.
+        root begin, take their next turn, or `collect`; see `unnamed`.
 
         Raises:
             Denied: it is another peer's, or a folder that may hold some.
@@ -109,13 +110,15 @@ class Principal:
         views.checked(uri, actor, "forget", whole=True)
         memory = forget.Memory(uri, *self._traces(uri), actor)
         memory = forgetting.begun(self.store, self.owner, memory)
-        with forget.Faults() as faults:
+        is_alone = not self.store.on_forget  # nobody here frees pages
+        root, io = self.store.root, self.store.io
+        noted = unnamed.noted(root, io) if is_alone else contextlib.nullcontext()
+        with forget.Faults() as faults, noted:
             found = faults.kept(self.items.forget, uri, actor=actor)
             self.store.late.note(self.owner, found or (), memory.digests)
-            has_keeper = bool(self.store.on_forget)  # of pages
             for id in self.sessions():
                 held = self.session(id).place
-                faults.kept(forget.in_session, held, memory, has_keeper)
+                faults.kept(forget.in_session, held, memory, not is_alone)
             for name in self.store.nameless(*self.owner):
                 faults.kept(forget.in_nameless, name)
             self.store.recent.forget(self.owner)
@@ -207,7 +210,7 @@ class Principal:
 
         Raises:
             Conflict: the request id was used for another query.
-            Denied: the session is another user's.
+            Denied: the session is another user's, or another store's.
         """
         rules = self.store.rules
         asked = ask(
@@ -222,9 +225,8 @@ class Principal:
             served,
         )
         search = recall.searcher(self.store.retriever, self, asked)
-        if session is not None and session.principal.owner != self.owner:
-            law = "a session's ledger is its own user's"
-            raise Denied(say("recall for another user's session", law, "Use your own"))
+        if session is not None:
+            self._check_own(session)
         found = (
             recall.run(asked, None, None, search)
             if session is None
@@ -240,25 +242,56 @@ class Principal:
         with self.store.book(*self.owner).read() as cursor:
             return traces.of(cursor, uri) if cursor else traces.Traces()
 
+    def _check_own(self, session: Session) -> None:
+        if not isinstance(session, Session):
+            asked, law = f"recall for session {session!r}", "it takes a handle"
+            raise ConfigError(say(asked, law, "Pass principal.session(id)"))
+        if session.principal.owner != self.owner:
+            law = "a session's ledger is its own user's"
+            raise Denied(say("recall for another user's session", law, "Use your own"))
+        if session.principal.store.root != self.store.root:
+            law = "a session's ledger tells memories of its own store"
+            cure = "Use a session of this store"
+            raise Denied(say("recall for a session of another store", law, cure))
+
     def _remembered(self, found: Recall, session: Session | None) -> Recall:
         """Drop what was forgotten while the recall ran, and what it recorded of it.
 
         An item is gone before sessions are cleaned. So either this sees it gone, or
         the cleaning comes after what was recorded here. Messages stay as they are: a
-        recall writes none, and an item may have been moved.
+        recall writes none, and an item may have been moved. What cannot be cleaned now
+        is noted, for the next forgetting of that uri.
         """
+        entries = {entry.uri: entry for entry in found.entries}
         gone_of = getattr(self.store.retriever, "gone", None)
-        uris = [entry.uri for entry in found.entries]
-        gone = gone_of(self, uris) if gone_of and uris else frozenset()
+        try:
+            gone = gone_of(self, list(entries)) if gone_of and entries else ()
+        except Exception as error:  # whatever a retriever may raise: nobody knows
+            gone, reason = entries, f"what was forgotten cannot be asked: {error!r}"
+            found = dataclasses.replace(found, status="unavailable", reason=reason)
         if not gone:
             return found
-        if session is not None and session.exists:
-            for uri in gone:
-                forget.servings(session.place, forget.Memory(uri))
-        entries = tuple(e for e in found.entries if e.uri not in gone)
+        faults = [self._cleaned(session, entries[uri]) for uri in gone]
+        if (reason := next(filter(None, faults), None)) is not None:
+            found = dataclasses.replace(found, status="unavailable", reason=reason)
+        kept = tuple(e for e in found.entries if e.uri not in gone)
         return dataclasses.replace(
             found,
-            entries=entries,
+            entries=kept,
             records={u: r for u, r in found.records.items() if u not in gone},
-            rendered=text_of(entries) if found.rendered else "",
+            rendered=text_of(kept) if found.rendered else "",
         )
+
+    def _cleaned(self, session: Session | None, entry: Entry) -> str | None:
+        """Take a memory out of what a recall recorded; return why it cannot be."""
+        memory = forget.Memory(entry.uri)
+        try:
+            if session is not None and session.exists:
+                forget.servings(session.place, memory)
+        except (KVMemError, OSError) as error:
+            words = frozenset({traces.digest(entry.text)})
+            with contextlib.suppress(OSError):
+                note = memory._replace(digests=words)
+                forgetting.begun(self.store, self.owner, note)
+            return f"{error} (and forget {entry.uri!r} again)"
+        return None

@@ -100,7 +100,16 @@ def _opened(
         found = state.read(place)
         return found, found.status(_key(asked, place), place), None
     except (KVMemError, OSError) as error:
-        return None, "unavailable", str(error)
+        return None, "unavailable", _why(place, generation, error)
+
+
+def _why(place: Place, generation: int | None, error: Exception) -> str:
+    """Return why a session cannot be read: it may have been deleted meanwhile."""
+    try:
+        tombstone.check(place, generation)
+    except (KVMemError, OSError) as deleted:
+        return str(deleted)
+    return str(error)
 
 
 def _key(asked: Ask, place: Place) -> str | None:

@@ -9,9 +9,10 @@ owns nothing.
     session.clock, session.messages()
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext as nothing
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from kvmem.errors import CorruptPage
 from kvmem.session import (
     append,
     archive,
@@ -27,7 +28,7 @@ from kvmem.session import (
     unnamed,
 )
 from kvmem.session import chains as chain_files
-from kvmem.session.append import Appended
+from kvmem.session.append import Appended, CheckedBatch
 from kvmem.session.asking import Ask, Recall, SearchFn
 from kvmem.session.commit import Committed, ExtractFn
 from kvmem.session.ledger import Record
@@ -117,16 +118,26 @@ class Session:
         actor = self.principal.actor_of(actor)
         carries = [self._known(each) for each in append.listed(carries)]
         batch = append.checked(messages, key, peer, actor, carries)
-        late = self.principal.store.late.revised(self.principal, carries)
-        return append.run(self.place, self._bound(), batch, late)
+        return self._append(batch)
+
+    def append_captured(
+        self,
+        messages: Sequence[Mapping],
+        sources: Sequence[str],
+        peer: str | None,
+        actor: str | None,
+    ) -> Appended:
+        """Append messages with what each was captured from; `capture` calls this."""
+        return self._append(append.checked(messages, None, peer, actor, (), sources))
 
     def messages(self, since: int = 0) -> tuple[Message, ...]:
         """Return the messages from number `since` on, archived ones too."""
         found = self._log()
         if found is None:
             return ()
-        all_lines = archive.messages(self.place, found, since)
-        return tuple(message.from_line(each.seq, each.stored) for each in all_lines)
+        with self._while_it_lives():
+            held = list(archive.messages(self.place, found, since))
+        return tuple(message.from_line(each.seq, each.stored) for each in held)
 
     def live(self) -> tuple[Message, ...]:
         """Return the messages that no commit has archived."""
@@ -138,7 +149,8 @@ class Session:
         """Return what was served to an actor, and when."""
         if self._log() is None:
             return {}
-        return dict(state.read(self.place).ledger.of(actor))
+        with self._while_it_lives():
+            return dict(state.read(self.place).ledger.of(actor))
 
     def meta(self) -> dict:
         """Return the counters of `.meta.json`, which are advice."""
@@ -176,12 +188,17 @@ class Session:
             for hook in hooks:
                 hook(self, named)
             is_left = bool(named) and not hooks  # pages, with nobody to free them
-            with unnamed.noted(place.root, place.io) if is_left else nothing():
+            nothing = contextlib.nullcontext()
+            with unnamed.noted(place.root, place.io) if is_left else nothing:
                 materialise.remove(place)
 
     def recalled(self, asked: Ask, search: SearchFn) -> Recall:
         """Answer a recall that was checked; `Principal.recall` asks."""
         return recall.run(asked, self.place, self._generation, search)
+
+    def _append(self, batch: CheckedBatch) -> Appended:
+        late = self.principal.store.late.revised(self.principal, batch.carries)
+        return append.run(self.place, self._bound(), batch, late)
 
     def _known(self, carried: Recall | str) -> Recall | str:
         """Return the recall of an id, where this process knows it."""
@@ -193,12 +210,23 @@ class Session:
     def _log(self) -> lines.Log | None:
         """Return the log as it stands, None before the session was made."""
         self._bound()
+        with self._while_it_lives():
+            try:
+                return log.read(self.place)
+            except FileNotFoundError:
+                if any(self.place.io.names(self.place.file(HISTORY))):
+                    materialise.ensure(self.place)  # says what was lost
+        return None
+
+    @contextlib.contextmanager
+    def _while_it_lives(self) -> Iterator[None]:
+        """Read files that a deletion may take away meanwhile: Deleted, not damage."""
         try:
-            return log.read(self.place)
-        except FileNotFoundError:
-            if any(self.place.io.names(self.place.file(HISTORY))):
-                materialise.ensure(self.place)  # says what was lost
-            return None
+            yield
+        except (CorruptPage, FileNotFoundError):
+            self._bound()
+            raise
+        self._bound()  # and not another life's
 
     def _bound(self) -> int:
         """Bind this handle to the life of the session it first met."""

@@ -177,6 +177,9 @@ class SessionStore:
             return self._read_facts(path)
         except FileNotFoundError:
             pass
+        except NotADirectoryError as bad:
+            asked, law = f"session store {self.root}", "a file stands in its path"
+            raise ConfigError(say(asked, law, "Name a folder")) from bad
         files.make_root(self.io, self.root)
         with self.locks.hold(self.root / ".lock", "the root"):
             try:

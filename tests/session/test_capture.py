@@ -186,13 +186,29 @@ def test_a_deleted_session_is_not_filled_again(me):
     assert push(Capture(me), ["a", "b"]) == 2
 
 
+@pytest.mark.parametrize("forged", ["capture::forged:1", "capture:x"])
+def test_nothing_but_a_capture_says_that_something_was_captured(me, forged):
+    session = me.session("s")
+    with pytest.raises(errors.ConfigError, match="by a capture alone"):
+        session.append([{"role": "user", "content": "x", "sources": [forged]}])
+    with pytest.raises(errors.ConfigError, match="by a capture alone"):
+        me.capture("s", [{"role": "user", "content": "x", "sources": [forged]}], 0)
+    assert me.captured("s") == [] and session.clock == 0
+
+
+def test_a_captured_message_keeps_the_sources_it_came_with(me):
+    said = {"role": "user", "content": "x", "id": "m1", "sources": ["msg_1", "msg_2"]}
+    assert me.capture("s", [said], 0) == 1
+    mark, *sources = me.session("s").messages()[0].sources
+    assert sources == ["msg_1", "msg_2"] and mark.startswith("capture:")
+    assert me.captured("s") == [marked(said)]
+
+
 def test_marks_that_are_known_are_of_this_session_and_no_other(tmp_path):
     store = SessionStore.open(tmp_path, rules="openviking")  # no life has a number
     session = store.principal("lab", "ann").session("s")
     push(Capture(session.principal), ["a", "b"])
     assert [m.partition(":")[2] for m in in_log(session, None, None)] == ["a", "b"]
-    session.append([{"role": "user", "content": "x", "sources": ["capture:x"]}])
-    assert in_log(session, None, "x") == ()  # a source of somebody else's making
     session.delete()
     assert in_log(session, None, None) == ()
     push(Capture(session.principal), ["c", "d", "e"])

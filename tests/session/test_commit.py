@@ -1,11 +1,12 @@
 """Commit: messages become history once, and an extractor reads what was said once."""
 
 import json
+import shutil
 
 import pytest
 
 from kvmem.errors import ConfigError, CorruptPage, Deleted
-from kvmem.session import SessionStore, archive, commit, messages
+from kvmem.session import SessionStore, append, archive, commit, messages
 from kvmem.session.place import HISTORY, LEDGER, LOG, META
 
 
@@ -178,6 +179,46 @@ def test_an_extractor_that_fails_is_loud_and_its_archive_waits(session):
     session.principal.store.close()
 
 
+def test_an_archive_that_cannot_be_extracted_stops_no_later_one(session):
+    def fails(said):
+        if "a" in texts(said):
+            raise ValueError("a poisoned archive")
+        return texts(said)
+
+    session.commit()
+    session.append(say("d"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="poisoned"):
+            session.commit(extract=fails)
+    assert [item.text for item in session.principal.items.list()] == ["d"]
+    notes = Notes()
+    assert session.commit(extract=notes).extracted == 3
+    assert notes.given == [["a", "b", "c"]]
+    session.principal.store.close()
+
+
+def test_half_a_character_of_an_older_log_is_extracted_as_a_mark(session, monkeypatch):
+    whole = append.message.parse(say("emoji \U0001f600"))
+    part = {"type": "text", "text": "cut \ud83d"}
+    half = [each | {"parts": [part]} for each in whole]
+    with monkeypatch.context() as patch:
+        patch.setattr(append.message, "parse", lambda *_: tuple(half))
+        session.append(say("anything"))
+    assert session.commit(extract=Notes()).extracted == 4
+    found = {item.text for item in session.principal.items.list()}
+    assert found == {"a", "b", "c", "cut \ufffd"}
+    session.principal.store.close()
+
+
+@pytest.mark.parametrize("found", ["abc", None, 5, [5], [("a", 5)], {"a": "b"}, [None]])
+def test_an_extractor_that_returns_no_texts_is_told_and_nothing_is_kept(session, found):
+    with pytest.raises(ConfigError, match="an extractor returns a list of texts"):
+        session.commit(extract=lambda said: found)
+    assert session.principal.items.list() == ()
+    assert session.commit(extract=Notes()).extracted == 3
+    session.principal.store.close()
+
+
 def test_what_is_appended_while_the_extractor_works_stays_live(session):
     def slow(said):
         session.append(say("during"))
@@ -262,22 +303,25 @@ def test_ten_rounds_of_recall_and_an_echoing_extractor_remember_nothing_new(
     ann.store.close()
 
 
-def test_an_extractor_sees_no_recalled_words_wherever_they_stand(session):
-    memory = {"type": "context", "uri": "M", "text": "the memory"}
+def test_an_extractor_sees_no_recalled_part_and_every_word_of_the_user(session):
+    memories = [
+        {"type": "context", "uri": "M", "text": "tea"},
+        {"type": "context", "uri": "N", "text": "the memory"},
+    ]
+    steak = "My steak: sear. Instead of tea I drink coffee."
     session.append(
         [
-            {"role": "user", "content": [memory]},
-            {"role": "user", "content": ["So: the memory. And more.", memory]},
-            {
-                "role": "user",
-                "content": [{"type": "image_url", "url": "x"}, "the memory"],
-            },
+            {"role": "user", "content": memories},
+            {"role": "user", "content": [steak, *memories]},
+            {"role": "user", "content": ["What?", "tea", " the memory\n", *memories]},
+            {"role": "user", "content": ["What?", "tea\n\nthe memory", *memories]},
+            {"role": "user", "content": [{"type": "image_url", "url": "x"}, "tea"]},
         ]
     )
     notes = Notes()
     session.commit(extract=notes)
-    assert notes.given[0][3:] == ["So: . And more.", "the memory"]
-    assert [m.text for m in session.messages()][3] == "the memory", "the log has it"
+    assert notes.given[0][3:] == [steak, "What?", "What?", "tea"]
+    session.principal.store.close()
 
 
 def test_an_extractor_that_was_given_everything_would_be_seen(session, monkeypatch):
@@ -310,6 +354,38 @@ def test_a_damaged_archive_is_loud_to_who_needs_it_and_nobody_else(session, dama
         session.messages()
     assert texts(session.live()) == ["d"] and session.clock == 4
     assert [v.law for v in session.principal.store.fsck(session)] == ["I7"]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_an_archive_that_is_lost_is_loud_and_nothing_goes_on_without_it(session, lost):
+    for text in "de":
+        session.commit()
+        session.append(say(text))
+    session.commit()
+    session.append(say("f"))
+    shutil.rmtree(session.place.file(HISTORY) / f"archive_00{lost}")
+    missing = ("0 to 2", "3 to 3", "4 to 4")[lost]
+    for use in (session.messages, session.commit, lambda: session.append(say("g"))):
+        with pytest.raises(CorruptPage, match=f"no archive holds messages {missing}"):
+            use()
+    assert texts(session.live()) == ["f"] and session.clock == 6
+    assert len(session.messages(since=5)) == 1, "nobody needs it here"
+    assert [v.law for v in session.principal.store.fsck(session)] == ["I7"]
+
+
+def test_an_archive_gets_a_name_that_none_has(session):
+    for text in "de":
+        session.commit()
+        session.append(say(text))
+    history = session.place.file(HISTORY)
+    (history / "archive_000").rename(history / "archive_007")
+    session.commit()
+    assert [a.name for a in archive.listed(session.place)] == [
+        "archive_007",
+        "archive_001",
+        "archive_008",
+    ]
+    assert texts(session.messages()) == list("abcde")
 
 
 def test_the_ledger_takes_over_what_lines_say_before_they_are_archived(ann):

@@ -68,7 +68,7 @@ READS = {
 }
 WRITES = {
     Principal: {"acting_as", "capture", "forget", "remember"},
-    Session: {"append", "commit", "create", "delete"},
+    Session: {"append", "append_captured", "commit", "create", "delete"},
     Chains: {"drop", "put"},
     Items: {"delete", "forget", "move", "put", "remember"},
 }

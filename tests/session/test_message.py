@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvmem.errors import ConfigError
 from kvmem.session import message
 
 
@@ -46,3 +47,41 @@ def test_parts_are_copied_and_any_kind_of_json_is_kept():
     kept = stored(part)["parts"][0]
     part["input"]["deep"].append("later")
     assert kept == {"type": "tool", "input": {"deep": [1, None, "é"]}}
+
+
+HALF = "cut \ud83d"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": HALF},
+        {"content": [HALF]},
+        {"content": [{"type": "text", "text": HALF}]},
+        {"content": [{"type": "tool", "input": {"deep": [HALF]}}]},
+        {"content": [{"type": "tool", HALF: 1}]},
+        {"content": "x", "kind": HALF},
+        {"content": "x", "turn_id": HALF},
+        {"content": "x", "sources": [HALF]},
+    ],
+)
+def test_half_a_character_is_refused_before_it_is_stored(fields):
+    with pytest.raises(ConfigError, match="Unicode|surrogates"):
+        message.parse([{"role": "user"} | fields])
+
+
+def test_parts_deeper_than_json_goes_are_refused_in_words():
+    deep = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(ConfigError, match="it is JSON"):
+        stored({"type": "tool", "input": deep})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, 5, "x", b"x", {"role": "user", "content": "x"}, {"x"}, iter([{}])],
+)
+def test_what_is_no_list_of_messages_is_refused_in_words(wrong):
+    with pytest.raises(ConfigError, match="a batch is a list of messages"):
+        message.parse(wrong)

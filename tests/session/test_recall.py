@@ -1,5 +1,6 @@
 """Recall: what was served a moment ago is held back; whatever breaks, it answers."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -115,6 +116,16 @@ def test_a_session_of_another_user_is_refused(me):
     with pytest.raises(Denied):
         me.recall("q", session=bob.session("s"))
     assert not bob.folder.exists()
+
+
+def test_a_session_of_another_store_is_refused_and_what_is_no_session(me, tmp_path):
+    other = SessionStore.open(tmp_path / "other").principal("lab", "ann")
+    with pytest.raises(Denied, match="another store"):
+        me.recall("q", session=other.session("s"))
+    with pytest.raises(ConfigError, match="takes a handle"):
+        me.recall("q", session="s")
+    again = SessionStore.open(me.store.root).principal("lab", "ann")  # the same
+    assert me.recall("q", session=again.session("s")).status == "new"
 
 
 # Retries.
@@ -288,6 +299,37 @@ def test_what_is_carried_is_a_list_of_recalls_or_ids(me, wrong):
 
 
 # Whatever is wrong, it answers.
+
+
+class Forgets(Finds):
+    """A retriever whose first hit is gone by the time it is asked."""
+
+    def gone(self, principal, uris):
+        return frozenset(uris[:1])
+
+
+@pytest.mark.parametrize("wrong", ["busy", "damaged", "no answer"])
+def test_what_was_forgotten_meanwhile_and_cannot_be_cleaned_is_dropped_and_told(
+    me, wrong
+):
+    session, found = me.session("s"), Forgets(*HITS)
+    me.store.retriever = found
+    session.append(say("a", "b"))
+    path = session.place.file(LOG)
+    if wrong == "damaged":
+        path.write_bytes(path.read_bytes().replace(b'"a"', b'"x"'))
+    if wrong == "no answer":
+        found.gone = lambda principal, uris: 1 / 0
+    held = session.place.locked() if wrong == "busy" else contextlib.nullcontext()
+    with held:
+        answer = me.recall("q", session=session)
+    assert answer.status == "unavailable" and answer.reason
+    left = [] if wrong == "no answer" else ["B", "C"]
+    assert uris(answer) == left and "alpha" not in answer.rendered
+    notes = session.place.parent / ".forgetting"
+    assert notes.exists() == (wrong != "no answer")
+    if wrong == "no answer":
+        assert session.ledger() == {}, "nothing that nobody saw is held back"
 
 
 def test_a_damaged_log_makes_recall_unavailable_and_not_silent(me):

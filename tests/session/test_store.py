@@ -41,6 +41,13 @@ def test_a_root_of_another_kind_or_version_is_refused(tmp_path, damage):
             SessionStore.open(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["file", "file/root"])
+def test_a_root_that_is_a_file_is_refused_in_words(tmp_path, name):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="Name a folder"):
+        SessionStore.open(tmp_path / name)
+
+
 def test_settings_that_are_none_are_refused(tmp_path):
     for wrong in ({"rules": "mem0"}, {"durability": "half"}):
         with pytest.raises(ConfigError):

@@ -119,3 +119,57 @@ def test_openvikings_rules_keep_no_note(tmp_path):
     assert not session.exists and session.clock == 0
     assert session.append(say("a"), key="k").first == 0
     assert session.place.file(LOG).exists() and not session.place.tombstone.exists()
+
+
+class DeletesMeanwhile(OsIO):
+    """A disk on which the session is deleted just before a file of it is read."""
+
+    def __init__(self):
+        self.name, self.delete = None, None
+
+    def read(self, path):
+        if self.name is not None and path.match(self.name):
+            self.name = None
+            self.delete()
+        return super().read(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["s/messages.jsonl", "*_000/.meta.json", "*_001/*.jsonl"]
+)
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_what_is_deleted_while_it_is_read_is_deleted_and_not_damaged(
+    tmp_path, name, is_made_anew
+):
+    disk = DeletesMeanwhile()
+    store = SessionStore.open(tmp_path, io=disk)
+    session = store.principal("lab", "ann").session("s")
+    for text in "ab":
+        session.append([{"role": "user", "content": text}])
+        session.commit()
+    beside = SessionStore.open(tmp_path).principal("lab", "ann").session("s")
+
+    def delete():
+        beside.delete()
+        if is_made_anew:
+            beside.create()
+
+    disk.name, disk.delete = name, delete
+    with pytest.raises(Deleted):
+        session.messages()
+    assert disk.name is None
+
+
+@pytest.mark.parametrize("name", ["s/messages.jsonl", "s/.recall_log.json"])
+def test_a_recall_says_that_its_session_was_deleted_while_it_was_read(tmp_path, name):
+    disk = DeletesMeanwhile()
+    me = SessionStore.open(tmp_path, io=disk).principal("lab", "ann")
+    me.remember("green tea", "memories/tea")
+    session = me.session("s")
+    session.create()
+    beside = SessionStore.open(tmp_path).principal("lab", "ann").session("s")
+    disk.name, disk.delete = "s/messages.jsonl", beside.delete
+    found = me.recall("tea", session=session)
+    assert len(found.entries) == 1 and disk.name is None
+    assert found.status == "unavailable" and "deleted" in found.reason
+    me.store.close()
