@@ -133,6 +133,7 @@ def _facts(plan: Config) -> dict[str, Any]:
         "source": plan.model.source or "facts",
         "kv_dtype": plan.model.cache_dtype(),
         "weight_nbytes": plan.weight_nbytes,
+        "draft_weight_nbytes": plan.draft_weight_nbytes,
         "weight_paddings": [dataclasses.asdict(p) for p in paddings],
         "topology": dataclasses.asdict(topology) | {"ranks": topology.ranks},
         "nested_topology": {"tp": topology.ranks, "dcp": topology.dcp},

@@ -98,6 +98,18 @@ class Config:
         item = geometry.np_dtype(self.model.weight_dtype()).itemsize
         return self.partition.num_elements * item
 
+    @property
+    def draft_weight_nbytes(self) -> int | None:
+        """Bytes of one rank's weights that are the draft's own, if known.
+
+        What it shares with the target is among that one's.
+        """
+        if self.partition is None:
+            return None
+        return drafting.own_weight_nbytes(
+            self.speculative, self.model, self.spec, self.draft, self.topology
+        )
+
     def groups(self) -> tuple[LifecycleGroup, ...]:
         """Return the lifecycle groups of the model.
 
@@ -156,7 +168,9 @@ class Config:
                 tier not the machine, or page ids do not tell so many pages apart.
             OutOfPages: the limits do not hold one page.
         """
-        limits = self.pool.limits(self.topology, self.weight_nbytes)
+        weights = self.weight_nbytes, self.draft_weight_nbytes
+        known = None if None in weights else sum(weights)
+        limits = self.pool.limits(self.topology, known)
         if not limits and self.pool.pages is None:
             raise errors.ConfigError(
                 errors.say(
@@ -329,11 +343,15 @@ class Config:
         )
 
     def _workspaces(self, plan: SpecPlan) -> tuple[Term, ...]:
-        """Return what drafting holds beside the pools: logits of what is verified."""
+        """Return what drafting holds beside the pools: logits of what is verified, and
+        the probabilities that exact rejection compares."""
         vocab = getattr(self.spec, "vocab", None)
         if plan.algorithm is None or vocab is None:
             return ()
-        return (capacity.workspace_term(plan, row_nbytes=4 * vocab),)
+        found = (capacity.workspace_term(plan, row_nbytes=4 * vocab),)
+        if self.speculative.acceptance == "rejection":
+            found += (capacity.rejection_term(plan, row_nbytes=4 * vocab),)
+        return found
 
 
 def load[T](

@@ -8,21 +8,22 @@ planned but not run is refused before a weight is read.
     draft = drafting.draft_of(plan, asked, model, ...)
 """
 
+import dataclasses
 from collections.abc import Sequence
 
-from kvmem import serve
+from kvmem import geometry, serve
 from kvmem.config.model import ModelConfig
 from kvmem.config.speculative import OWN_LAYERS, SpeculativeConfig
-from kvmem.geometry import LayerSpec, LifecycleGroup
-from kvmem.model import draft_spec
+from kvmem.geometry import LayerSpec, LifecycleGroup, Topology
+from kvmem.model import dflash, draft_layers, draft_spec, mtp
 from kvmem.model.cache_facts import CacheSpec
 from kvmem.model.draft_spec import DraftSpec
 from kvmem.model.hybrid.spec import HybridSpec
 from kvmem.model.loaded import LoadedModel
-from kvmem.model.partitions import AnySpec
+from kvmem.model.partitions import AnySpec, partition_of
 from kvmem.speculative import SpecPlan
 
-__all__ = ["draft_of", "layers_of", "unserved"]
+__all__ = ["draft_of", "layers_of", "own_weight_nbytes", "unserved"]
 
 
 READ_ROWS_BEFORE = ("mtp", "dspark")  # each token's row is that of the one before it
@@ -52,6 +53,42 @@ def layers_of(
     if asked.algorithm not in OWN_LAYERS or not isinstance(spec, HybridSpec):
         return planned
     return model.layer_specs(draft_spec.spec_of(DraftSpec, spec, len(planned)))
+
+
+def own_weight_nbytes(
+    asked: SpeculativeConfig,
+    model: ModelConfig,
+    spec: AnySpec,
+    draft: ModelConfig | None,
+    topology: Topology,
+) -> int | None:
+    """Return the bytes of a draft's own weights on a rank; None where not known.
+
+    What is its target's (embeddings, norm, head, the first layers of a cut) is on the
+    device once, and is not its own.
+
+    Args:
+        asked: the table.
+        model: the target's table.
+        spec: the target's facts.
+        draft: the draft model's table.
+        topology: the ranks; token shards hold the same weights.
+    """
+    heads = Topology(tp=topology.tp)
+    if draft is not None:
+        facts = draft.spec()
+        if isinstance(facts, CacheSpec):
+            return None
+        item = geometry.np_dtype(draft.weight_dtype()).itemsize
+        return partition_of(facts, heads).num_elements * item
+    if asked.algorithm not in OWN_LAYERS:
+        return 0
+    kind = dflash if asked.algorithm == "dflash" else mtp
+    own = kind.spec_of(spec, asked.num_layers(0))
+    words = () if asked.weights is None else draft_layers.words_of(asked.weights)
+    own = dataclasses.replace(own, words=words)
+    item = geometry.np_dtype(model.weight_dtype()).itemsize
+    return partition_of(own, heads).num_own_elements * item
 
 
 def unserved(

@@ -22,7 +22,7 @@ from kvmem.errors import FormatMismatch, say
 from kvmem.model import draft_spec, mtp, tensor_file
 from kvmem.model.loaded import LoadedModel
 
-__all__ = ["load", "save"]
+__all__ = ["load", "save", "words_of"]
 
 Complete = Callable[[LoadedModel, int, Mapping[str, np.ndarray], str], LoadedModel]
 
@@ -76,6 +76,20 @@ def load(
         IncompatiblePlan: a target without attention.
     """
     return complete(target, layers, _read(Path(path), target), f"of {path}")
+
+
+def words_of(path: str | Path) -> tuple[int, ...]:
+    """Return the token ids that the layers of a file propose, () for all of them; no
+    weight is read. Of a file that is not there nothing is known, and () too.
+
+    Raises:
+        FormatMismatch: a damaged file.
+    """
+    if not Path(path).is_file():
+        return ()
+    tensors = tensor_file.read(Path(path), tensor_file.FLOATS | _INTEGERS)
+    words = tensors.get(draft_spec.WORDS, np.empty(0, np.int32))
+    return tuple(words.reshape(-1).tolist())
 
 
 def _read(path: Path, target: LoadedModel) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ No jax: the plan of a draft is read without a device.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -78,6 +79,21 @@ class DraftSpec(ModelSpec):
 class DraftPartition(Partition):
     """The share of one rank; the extras are on every rank, as "name", and so are the
     head's rows of the words that may be proposed, if not all are, as "said"."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name every array of one rank with its shape, `[out, in]`."""
+        spec, found = self.spec, super().shapes()
+        found |= {name.split(".")[1]: shape for name, shape in spec.extras.items()}
+        return found | ({"said": (len(spec.words), spec.hidden)} if spec.words else {})
+
+    @property
+    def num_own_elements(self) -> int:
+        """Elements of one rank's arrays that are not the target's."""
+        return sum(
+            math.prod(shape)
+            for name, shape in self.shapes().items()
+            if name not in ("embed", "norm", "lm_head")
+        )
 
     def rank_params(
         self, params: Mapping[str, np.ndarray], rank: int

@@ -43,6 +43,7 @@ from kvmem.model.mtp_decoder import MtpDecoder
 from kvmem.model.ops import Split
 from kvmem.model.partition import Partition
 from kvmem.model.partitions import AnySpec, partition_of
+from kvmem.model.placed import placed
 from kvmem.pool.table import GroupTable
 
 __all__ = ["AXIS", "StepFn", "Weights", "load", "make_step", "page_sharding"]
@@ -60,7 +61,7 @@ tokens themselves, which a block draft keeps and gives no logits for (dflash).""
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
     """A decoder's weights on all ranks."""
 
@@ -87,8 +88,12 @@ def load(
     topology: Topology | None = None,
     mesh: Mesh | None = None,
     dtype: str = "float32",
+    beside: Weights | None = None,
 ) -> Weights:
     """Cut a whole model's tensors for every rank and put them on their devices.
+
+    Of a draft, what is its target's (embeddings, norm, head, the first layers of a cut)
+    is there already, and is not put there twice.
 
     Args:
         spec: the model's facts.
@@ -97,6 +102,8 @@ def load(
         mesh: a mesh of as many devices as ranks, with an axis "tp" and, of token
             shards, "dcp" (`kvmem.mesh.make`); None: one device.
         dtype: of the weights and of the products' inputs; sums are float32.
+        beside: weights on the same ranks; arrays that are equal there, under the same
+            name, are theirs. None: every array is new.
 
     Raises:
         IncompatiblePlan: heads that the topology cannot divide or replicate, or a mesh
@@ -114,9 +121,10 @@ def load(
         parts.append(split)
     shared_at = None if mesh is None else NamedSharding(mesh, PartitionSpec())
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *parts)
+    split_at = None if mesh is None else NamedSharding(mesh, _by_head(mesh))
     return Weights(
-        split=jax.device_put(stacked, mesh and NamedSharding(mesh, _by_head(mesh))),
-        shared=jax.device_put(shared, shared_at),
+        split=placed(stacked, split_at, beside and beside.split),
+        shared=placed(shared, shared_at, beside and beside.shared),
         graph=graph,
     )
 

@@ -115,6 +115,7 @@ class Stepper:
         first: where these begin among them, and in every holding.
         executor: "auto" runs one rank plainly and several on a mesh of as many devices;
             "vmap" runs them on one device, slowly (for tests).
+        beside: weights on the same ranks, of which these share what is equal.
     """
 
     def __init__(
@@ -126,6 +127,7 @@ class Stepper:
         executor: str = "auto",
         sharing: tuple[LifecycleGroup, ...] | None = None,
         first: int = 0,
+        beside: parallel.Weights | None = None,
     ):
         if executor not in EXECUTORS:
             raise errors.ConfigError(
@@ -139,7 +141,7 @@ class Stepper:
         if topology.ranks > 1 and executor == "auto":
             self.mesh = mesh.make(topology)
         self.weights = parallel.load(
-            model.spec, model.params, topology, self.mesh, model.dtype
+            model.spec, model.params, topology, self.mesh, model.dtype, beside
         )
         self.num_traces: collections.Counter[Bucket] = collections.Counter()
         self.groups, self._first = groups, first

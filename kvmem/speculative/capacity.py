@@ -17,6 +17,7 @@ __all__ = [
     "attention_rows",
     "proposable",
     "publishable_pages",
+    "rejection_term",
     "require_entries",
     "row_entries",
     "verify_rows",
@@ -95,3 +96,16 @@ def workspace_term(plan: SpecPlan, row_nbytes: int, name: str = "logits") -> Ter
     """
     rows = verify_rows(plan.max_batch, plan.num_drafted)
     return Term(f"verify {name}", "draft", 0, fixed_bytes=rows * row_nbytes)
+
+
+def rejection_term(plan: SpecPlan, row_nbytes: int) -> Term:
+    """Return what exact rejection holds beside logits: the target's probabilities of
+    each row that is verified, and the draft's of each drafted token.
+
+    Args:
+        plan: whose max_batch sequences verify at once.
+        row_nbytes: of the probabilities of one row.
+    """
+    rows = verify_rows(plan.max_batch, plan.num_drafted)
+    rows += plan.max_batch * plan.num_drafted
+    return Term("verify probabilities", "draft", 0, fixed_bytes=rows * row_nbytes)

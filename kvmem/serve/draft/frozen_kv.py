@@ -1,11 +1,11 @@
 """Frozen KV: the target's first layers draft, on the target's own pages.
 
 The draft is a cut of the model it drafts for, so the keys and values of its layers are
-in the target's pages already: it owns none, prefills nothing, and costs no memory. What
-it writes of the tokens that it proposes lies in the slots of those tokens, where the
-target writes the same rows again when it verifies. The law: a turn changes no byte of
-the target's pages but the slots of accepted tokens, and draft and target share one
-table, so nothing of the draft can be stale, lost or another tenant's.
+in the target's pages already, and its weights are the target's: it owns neither, and
+prefills nothing. What it writes of the tokens that it proposes lies in the slots of
+those tokens, where the target writes the same rows again when it verifies. The law: a
+turn changes no byte of the target's pages but the slots of accepted tokens, and draft
+and target share one table, so nothing of the draft can be stale, lost or another's.
 
 A tree (topk > 1) has a chain for each of the likeliest tokens, all of equal length; it
 is drafted as topk one-token sequences a request, and runs on split pools alone, whose
@@ -94,6 +94,7 @@ class FrozenKVProposer(Forgetful):
             target.order,
             target.executor,
             target.groups,
+            beside=target.stepper.weights,
         )
 
     def propose(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:

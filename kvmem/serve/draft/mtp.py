@@ -191,6 +191,7 @@ class MTPProposer(Forgetful):
             target.executor,
             target.groups,
             len(target.own_groups),
+            target.stepper.weights,
         )
 
     def _compute(

@@ -96,6 +96,7 @@ class TwoEngineProposer(Forgetful):
             target.topology,
             target.order,
             target.executor,
+            beside=target.stepper.weights,
         )
         self.pages = OwnPages(
             facts.draft_groups,

@@ -95,6 +95,7 @@ class VirtualPages:
             target.order,
             target.executor,
             target.pool.groups[self._leader].num_vpages,
+            target.stepper.weights,
         )
         self.pages = self.stepper.empty_pages(target.poison)
         (self.group,) = draft_groups
@@ -214,6 +215,7 @@ class VirtualStepper(Stepper):
         model, topology, order, executor: as of `Stepper`.
         groups: of the draft, a page of each for a page of the target.
         num_vpages: of the group whose ids they are.
+        beside: as of `Stepper`.
     """
 
     def __init__(
@@ -224,8 +226,9 @@ class VirtualStepper(Stepper):
         order: str,
         executor: str,
         num_vpages: int,
+        beside: parallel.Weights | None = None,
     ):
-        super().__init__(model, groups, topology, order, executor)
+        super().__init__(model, groups, topology, order, executor, beside=beside)
         self._extent = followers.pages(1, topology)
         self._num_vpages = num_vpages
         self._shape = (
