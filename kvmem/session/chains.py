@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from kvmem.errors import Conflict, CorruptPage, FormatMismatch, say
-from kvmem.session import files, ids, log, materialise, tombstone, unnamed
+from kvmem.session import files, ids, log, materialise, tombstone
 from kvmem.session.identity import Identity
 from kvmem.session.place import CHAINS, Place
 
@@ -146,11 +146,10 @@ def drop_all(place: Place) -> None:
     """
     folder = place.file(CHAINS)
     names = place.io.names(folder)
+    for name in names:
+        place.io.unlink(folder / name)
     if names:
-        with unnamed.noted(place.root, place.io):
-            for name in names:
-                place.io.unlink(folder / name)
-            place.io.sync_dir(folder)
+        place.io.sync_dir(folder)
 
 
 def drop_damaged(place: Place) -> None:

@@ -3,9 +3,9 @@
 A store without conversations cannot reach pages. When it forgets a memory it takes the
 manifests of its user's chains away, and says so in one small file of the root; whoever
 holds a page store of that root sees that the file is another one, and frees what no
-chain names. The law: the file changes, durably, before the first manifest goes, in
-case that nothing after it is done, and again when the last one is gone. It holds
-nothing but what tells it from the one before.
+chain names, that of turns which others were taking included. The law: the file changes,
+durably, before the first manifest goes, in case that nothing after it is done, and
+again when the last one is gone. It holds nothing but what tells it from the one before.
 
     with unnamed.noted(store.root, store.io):
         ...                              # manifests go
@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvmem.session import files
+from kvmem.session.files import TEMPORARY
 from kvmem.session.io import OsIO
 
 _FILE = ".unnamed"
@@ -40,7 +40,9 @@ def last(root: Path, io: OsIO) -> bytes:
 
 
 def _note(root: Path, io: OsIO) -> None:
-    mine = root / f"{_FILE}-{uuid.uuid4().hex}"  # two may note at the same time
-    files.write(io, mine, uuid.uuid4().hex.encode())
+    name = uuid.uuid4().hex
+    mine = root / f"{_FILE}-{name}{TEMPORARY}"  # two may note at the same time
+    io.write(mine, name.encode())
+    io.sync(mine)
     io.replace(mine, root / _FILE)
     io.sync_dir(root)
