@@ -153,8 +153,22 @@ class Conversation:
         fed = transcript.ids_part(self.engine.tokenizer, output.output_ids)
         return self._append("assistant", [said, fed], key).first
 
-    def keep(self, prompt: Prompt, output: Output, seq: int, generation: int) -> bool:
+    def keep(
+        self,
+        prompt: Prompt,
+        output: Output,
+        seq: int,
+        generation: int,
+        system_uris: frozenset[str],
+    ) -> bool:
         """Write the manifest of what was fed and generated, if nobody was faster.
+
+        Args:
+            prompt: what was fed.
+            output: what was generated.
+            seq: the number that the reply has in the log.
+            generation: of the actor's chain, when the turn began.
+            system_uris: memories of the system message, which no log tells.
 
         Returns:
             Whether all of it stands yet: nothing of it was forgotten, by whoever.
@@ -166,7 +180,7 @@ class Conversation:
         is_told = [True]
 
         def is_stale() -> bool:
-            is_told[0] = self._tells(prompt.spans)
+            is_told[0] = self._tells(prompt.spans, system_uris)
             return not is_told[0]
 
         with contextlib.suppress(Conflict):  # the other's is as good: KV is a cache
@@ -196,23 +210,18 @@ class Conversation:
         )
         return (memories, ()) if self._is_tail else ((), memories)
 
-    def _tells(self, spans: Sequence[Span]) -> bool:
-        """Say whether the log, and the user's items, tell yet what stretches are."""
-        mine = [span for span in spans if span.uri is not None]
-        if not mine:
+    def _tells(self, spans: Sequence[Span], system_uris: frozenset[str]) -> bool:
+        """Say whether the log, and items of the system message, tell spans yet."""
+        if late.gone(self.session.principal, system_uris):
+            return False
+        logged = [s for s in spans if s.uri is not None and s.uri not in system_uris]
+        if not logged:
             return True
-        gone = late.gone(
-            self.session.principal, (span.uri for span in mine if span.seq < 0)
-        )
-        told: dict[str, int] = {}  # where first
+        told: dict[str, int] = {}  # the message that tells it first
         for message in self.session.messages():
             for part in message.parts:
                 told.setdefault(part.get("uri"), message.seq)
-        return not gone and all(
-            told.get(span.uri, span.seq + 1) <= span.seq
-            for span in mine
-            if span.seq >= 0
-        )
+        return all(told.get(span.uri, span.seq + 1) <= span.seq for span in logged)
 
     def _require_fits(self, parts: list, system_memories: tuple[dict, ...]) -> None:
         """Refuse a message that leaves no room for a reply, before it is logged."""

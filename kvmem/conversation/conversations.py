@@ -73,10 +73,10 @@ class Conversations:
         self.pages = engine.recall.store
         self._forgotten = Forgotten(self._clear_up, self._catch_up)
         self._caught_up = b""  # with what stores without conversations took away
+        self._catch_up()
         sessions.on_forget.append(self._forget)
         sessions.on_delete.append(self._delete)
         sessions.fsck_hooks.append(self._judge)
-        self._catch_up()
 
     def open(
         self,

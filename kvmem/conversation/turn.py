@@ -107,6 +107,7 @@ class TurnInProgress:
         memories = self._system_memories if count == self._forgotten else ()
         gone = late.gone(talk.session.principal, (each["uri"] for each in memories))
         memories = tuple(each for each in memories if each["uri"] not in gone)
+        self._system_uris = frozenset(each["uri"] for each in memories)
         self._forgotten = count
         _, self._generation = talk.session.chains.get(talk.actor)
         self._judged, self._prompt = talk.judged(), talk.prompt(memories)
@@ -120,8 +121,8 @@ class TurnInProgress:
             if self.reply is None:
                 raise
             return
-        is_same = talk.forgotten.count == self._forgotten
-        if not (is_same and talk.keep(self._prompt, output, seq, self._generation)):
+        held = (self._prompt, output, seq, self._generation, self._system_uris)
+        if talk.forgotten.count != self._forgotten or not talk.keep(*held):
             talk.forgotten.collect()
         found = resume.of(self._judged, self._prompt.ids, output)
         saved = talk.saved(found, output)

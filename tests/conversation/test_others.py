@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kvmem.conversation import Conversations, Options
+from kvmem.conversation import Conversations, Options, transcript
 from kvmem.errors import ConfigError
 from kvmem.session import SessionStore, late
 
@@ -98,6 +98,26 @@ def test_what_others_forget_during_a_turn_is_not_kept_by_it(
         needles.append(fed[said.index(TEA) // 16 * 16 :][:16].tobytes())
     assert [path for each in needles for path in holding(tmp_path, each)] == []
     assert conversations.sessions.fsck(talk.session) == ()
+
+
+@pytest.mark.parametrize("placement", ["tail", "system"])
+@pytest.mark.parametrize("is_forgotten", [True, False])
+def test_a_chain_that_was_rendered_whole_is_kept_unless_a_memory_went(
+    asking, elsewhere, monkeypatch, placement, is_forgotten
+):
+    monkeypatch.setattr(
+        transcript.Transcript,
+        "_made",
+        lambda self, turns: transcript._rendered_whole(self._tokenizer, turns),
+    )
+    _, _, talk = asking(placement=placement)
+    stream = talk.turn(QUESTION).deltas()
+    next(stream)
+    if is_forgotten:
+        elsewhere.forget("memories/tea")
+    for _ in stream:
+        pass
+    assert (talk.session.chains.get()[0] is None) == is_forgotten
 
 
 def test_what_is_forgotten_between_recall_and_append_is_told_nowhere(
