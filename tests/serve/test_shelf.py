@@ -120,6 +120,14 @@ def test_a_text_goes_on_from_a_state_that_a_page_was_computed_behind(
     assert made.objections([held]) == ()
 
 
+def test_a_state_is_of_no_use_where_the_draft_has_no_page_behind_it(table):
+    made, tokens = table(STATE), text(9, 24)
+    computed(made, tokens, stops=(16, 20))
+    assert made.match([*tokens, 1]).num_tokens == 20
+    made.shelf.drop(2, made.shelf.cache.pages(tokens)[5])
+    assert made.match([*tokens, 1]).num_tokens == 16
+
+
 def test_of_moving_snapshots_the_one_before_stays(table):
     """A text that ends behind either is gone on from one page before."""
     made, tokens = table(STATE), text(5, 24)
