@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from kvmem.errors import CorruptPage, say
 from kvmem.session import files, lines, log
+from kvmem.session.identity import Identity
 from kvmem.session.lines import Batch, Line, Log
 from kvmem.session.place import HISTORY, LOG, META, Place
 
@@ -32,6 +33,9 @@ class Archive(NamedTuple):
     keys: dict[str, Batch]
 
 
+_FIELDS = {"format", "version", *Identity._fields, *Archive._fields}
+
+
 def listed(place: Place) -> list[Archive]:
     """Return the archives in order, an unfinished one included."""
     found = (facts(place, name) for name in _names(place))
@@ -42,8 +46,11 @@ def facts(place: Place, name: str) -> Archive:
     """Return what an archive's meta file says, or raise CorruptPage."""
     path = place.file(HISTORY) / name / META
     try:
-        fields = json.loads(place.io.read(path))
+        data = place.io.read(path)
+        fields = json.loads(data)
         place.identity.check(fields, FORMAT)
+        if not lines.is_right(data, fields, _FIELDS):
+            raise ValueError("its crc is not that of its bytes")
         keys = {key: Batch(*each) for key, each in fields["keys"].items()}
         return Archive(
             name, fields["first"], fields["stop"], fields["is_extracted"], keys
@@ -182,7 +189,7 @@ def _next_name(place: Place) -> str:
 
 def _encoded(place: Place, archive: Archive) -> bytes:
     fields = archive._asdict()
-    return json.dumps(place.identity.head(FORMAT) | fields).encode()
+    return lines.seal(place.identity.head(FORMAT) | fields)
 
 
 def _damaged(place: Place, name: str, law: str) -> CorruptPage:

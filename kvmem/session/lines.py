@@ -16,7 +16,7 @@ is of all bytes before it.
 import json
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -82,6 +82,17 @@ def unseal(raw: bytes) -> dict | None:
     if sealed != _SEAL + f'{zlib.crc32(body):08x}"}}'.encode():
         return None
     return json.loads(body + b"}")
+
+
+def is_right(data: bytes, fields: Mapping, before: Collection[str]) -> bool:
+    """Say whether a file of one sealed line is right.
+
+    Args:
+        data: the file's bytes.
+        fields: what they say as JSON.
+        before: the fields of such a file of an older kvmem, which had no crc.
+    """
+    return unseal(data.removesuffix(b"\n")) is not None or set(fields) == set(before)
 
 
 def header(identity: Identity, start: Clock) -> bytes:

@@ -10,7 +10,6 @@ begun anew when the session is another one.
     in_log(session, actor="planner", peer=None)               # ["9c4e…:m1", ...]
 """
 
-import difflib
 import hashlib
 import json
 import threading
@@ -19,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvmem.session import message
+from kvmem.session import common, message
 from kvmem.session.message import Message
 
 __all__ = ["in_log", "marked", "plain", "source", "unsent"]
@@ -44,12 +43,7 @@ def unsent(seen: Sequence[str], new: Sequence[str], logged: Sequence[str]) -> li
     if start is None:  # one begins with the other
         start = min(len(seen), len(new))
     named = {mark for mark in logged if not mark.endswith(":")}
-    matcher = difflib.SequenceMatcher(None, seen[start:], new[start:], autojunk=False)
-    matched = {
-        start + block.b + i
-        for block in matcher.get_matching_blocks()
-        for i in range(block.size)
-    }
+    matched = {start + at for at in common.matched(seen[start:], new[start:])}
     return [i for i in range(start, len(new)) if not (i in matched or new[i] in named)]
 
 

@@ -91,10 +91,11 @@ class Principal:
         """Erase an item, or all below a folder, wherever it is known; return the uris.
 
         Its item goes first, so that no recall finds it any more; then what sessions
-        hold of it (ledgers, kept answers, the parts of messages it stood in), and then
-        whoever asked to be told with `store.on_forget` does its part. When this
-        returns, the bytes are gone. Forgetting again completes what was cut off. What
-        is damaged or busy stops nothing: all the rest is forgotten first.
+        hold of it (ledgers, kept answers, the parts of messages it stood in), or of
+        what it was before it was changed, moved or deleted; and then whoever asked to
+        be told with `store.on_forget` does its part. When this returns, the bytes are
+        gone. Forgetting again completes what was cut off. What is damaged or busy
+        stops nothing: all the rest is forgotten first.
 
         Pages of KV are freed by `kvmem.conversation.Conversations` on this store. In a
         store without, as that of the HTTP service, the user's chains are taken away,
@@ -269,6 +270,7 @@ class Principal:
         except Exception as error:  # whatever a retriever may raise: nobody knows
             gone, reason = entries, f"what was forgotten cannot be asked: {error!r}"
             found = dataclasses.replace(found, status="unavailable", reason=reason)
+        gone = entries.keys() & gone
         if not gone:
             return found
         faults = [self._cleaned(session, entries[uri]) for uri in gone]

@@ -187,15 +187,18 @@ class SessionStore:
             except FileNotFoundError:
                 secret = secrets.token_hex(32)
                 fields = {"format": FORMAT, "version": VERSION, "secret": secret}
-                files.write(self.io, path, json.dumps(fields).encode())
+                files.write(self.io, path, lines.seal(fields))
         return bytes.fromhex(secret)
 
     def _read_facts(self, path: Path) -> bytes:
         try:
-            fields = json.loads(self.io.read(path))
-            if (fields["format"], fields["version"]) == (FORMAT, VERSION):
-                return bytes.fromhex(fields["secret"])
+            data = self.io.read(path)
+            fields = json.loads(data)
             found = f"{fields['format']} of version {fields['version']}"
+            if (fields["format"], fields["version"]) == (FORMAT, VERSION):
+                if lines.is_right(data, fields, ("format", "version", "secret")):
+                    return bytes.fromhex(fields["secret"])
+                found = "a damaged file (its crc is not that of its bytes)"
         except (ValueError, KeyError, TypeError) as bad:
             found = f"a damaged file ({bad})"
         law = f"this kvmem reads {FORMAT} of version {VERSION}, not {found}"

@@ -373,6 +373,30 @@ def test_an_archive_that_is_lost_is_loud_and_nothing_goes_on_without_it(session,
     assert [v.law for v in session.principal.store.fsck(session)] == ["I7"]
 
 
+def test_one_flipped_bit_of_an_archives_facts_is_loud(session):
+    session.commit()
+    path = session.place.file(HISTORY) / "archive_000" / META
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        with pytest.raises(CorruptPage):
+            session.messages()
+
+
+def test_facts_of_an_archive_that_were_written_without_a_crc_are_read(session):
+    session.commit()
+    path = session.place.file(HISTORY) / "archive_000" / META
+    fields = json.loads(path.read_text())
+    del fields["crc"]
+    path.write_text(json.dumps(fields))
+    assert session.append(say("a", "b"), key="k0").is_repeat
+    assert session.commit(extract=Notes()).extracted == 3
+    assert "crc" in json.loads(path.read_text()), "written anew"
+    session.principal.store.close()
+
+
 def test_an_archive_gets_a_name_that_none_has(session):
     for text in "de":
         session.commit()

@@ -6,6 +6,7 @@ from kvmem.errors import ConfigError
 from kvmem.session import Hit, SessionStore, cooldown, messages, resident, tokens, turns
 from kvmem.session.ledger import Ledger, Record
 from kvmem.session.lines import Clock
+from kvmem.session.service import verbs
 
 
 class Finds:
@@ -201,3 +202,10 @@ def test_a_window_is_a_count(n):
             policy(n)
     with pytest.raises(ConfigError):
         resident(n)
+
+
+@pytest.mark.parametrize("words", ["messages(\u0663)", "messages(3) ", "turns(-1)"])
+def test_a_window_over_http_is_a_count_in_ascii_digits(words):
+    with pytest.raises(ConfigError, match="Send messages"):
+        verbs._policy(words)
+    assert verbs._policy("messages(3)") == messages(3)

@@ -41,6 +41,27 @@ def test_a_root_of_another_kind_or_version_is_refused(tmp_path, damage):
             SessionStore.open(tmp_path)
 
 
+def test_one_flipped_bit_of_a_roots_facts_makes_no_other_secret(tmp_path):
+    SessionStore.open(tmp_path)
+    facts = tmp_path / "store.json"
+    whole = facts.read_bytes()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        facts.write_bytes(damaged)
+        with pytest.raises(FormatMismatch):
+            SessionStore.open(tmp_path)
+
+
+def test_facts_of_a_root_that_were_written_without_a_crc_are_read(tmp_path):
+    secret = SessionStore.open(tmp_path).secret
+    facts = tmp_path / "store.json"
+    fields = json.loads(facts.read_text())
+    del fields["crc"]
+    facts.write_text(json.dumps(fields))
+    assert SessionStore.open(tmp_path).secret == secret
+
+
 @pytest.mark.parametrize("name", ["file", "file/root"])
 def test_a_root_that_is_a_file_is_refused_in_words(tmp_path, name):
     (tmp_path / "file").write_text("x")
