@@ -101,7 +101,7 @@ def ask(
     if mark not in ("return", "append"):
         law = 'a recall counts as served at its "return" or at an "append"'
         raise ConfigError(say(f"mark={mark!r}", law, "Pass one of them"))
-    if not isinstance(limit, int) or limit < 1:
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         law = "a recall gives at least 1 memory"
         raise ConfigError(say(f"limit={limit!r}", law, "Pass 1 or more"))
     name = uuid.uuid4().hex if request_id is None else request_id

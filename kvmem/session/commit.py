@@ -46,7 +46,7 @@ def run(
     remember: KeepFn | None,
 ) -> Committed:
     """Archive all but the newest `keep` messages, whole batches, and extract."""
-    if not isinstance(keep, int) or keep < 0:
+    if not isinstance(keep, int) or isinstance(keep, bool) or keep < 0:
         law = "a commit keeps a number of messages live"
         raise ConfigError(say(f"keep={keep!r}", law, "Pass 0 or more"))
     done = _archive(place, generation, keep)

@@ -76,8 +76,8 @@ class Items:
         content = item_rows.digest(text, uri or "", peer or "")
         with self._book.change() as cursor:
             known = key is not None and item_rows.of_key(cursor, key, content)
-            if known:  # it may have been moved since, out of this actor's sight
-                views.checked(known, actor, "remember")
+            if known:
+                _refuse_unseen(known, actor, key)
                 return item_rows.the(cursor, known)
             item = item_rows.keep(cursor, text, uri and place, place)
             if key is not None:
@@ -275,6 +275,14 @@ class Retriever:
 
 def _seen(actor: str | None) -> tuple[str, tuple[str, ...]]:
     return ("1", ()) if actor is None else ("item.peer IN ('', ?)", (actor,))
+
+
+def _refuse_unseen(uri: str, actor: str | None, key: str) -> None:
+    """Raise Denied for a key's item that was moved out of an actor's sight since."""
+    if not views.sees(uri, actor):
+        asked = f"remember with key {key!r} as actor {actor!r}"
+        law = "its item lies in another peer's part by now"
+        raise errors.Denied(errors.say(asked, law, "Use a new key to keep it again"))
 
 
 def _checked_key(key: str) -> str:

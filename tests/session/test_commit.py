@@ -58,7 +58,7 @@ def test_the_newest_messages_stay_and_a_batch_is_never_split(ann, keep, live):
 
 
 def test_a_commit_keeps_a_count(session):
-    for keep in (-1, 1.5, None):
+    for keep in (-1, 1.5, None, True):
         with pytest.raises(ConfigError):
             session.commit(keep=keep)
 

@@ -101,6 +101,7 @@ def test_without_a_session_or_a_window_nothing_is_made(me):
         {"peer_scope": "user"},
         {"mark": "later"},
         {"limit": 0},
+        {"limit": True},
         {"cooldown": 3},
         {"query": None},
         {"render": lambda hit: "whole"},
