@@ -23,7 +23,7 @@ def model(decoder_spec, decoder_params):
 
 @pytest.fixture(scope="module")
 def dense(model):
-    return np.asarray(Decoder.from_params(*model).dense(TEXT))[0]
+    return np.asarray(jax.jit(Decoder.from_params(*model).dense)(TEXT))[0]
 
 
 def answers(model, where, **asked):

@@ -62,7 +62,7 @@ def small(decoder_spec, decoder_params):
     """Four KV heads under eight query heads."""
     spec = decoder_spec(heads=8, kv_heads=4, head_dim=4, mlp=48)
     params = decoder_params(spec)
-    dense = np.asarray(Decoder.from_params(spec, params).dense(TEXT))
+    dense = np.asarray(jax.jit(Decoder.from_params(spec, params).dense)(TEXT))
     rows = [dense[row, n - 1 : n + STEPS] for row, n in enumerate(LENGTHS)]
     return spec, params, np.stack(rows)
 
@@ -101,6 +101,7 @@ def rows_of(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("interleave", [1, 4])
 def test_ranks_without_a_token_in_sight_take_no_part(interleave, window):

@@ -67,7 +67,9 @@ def test_one_rank_is_the_decoder_itself(eight):
     assert len(set(tokens.ravel().tolist())) > 4  # a continuation worth comparing
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "tp", [2, 8, *(pytest.param(tp, marks=pytest.mark.long) for tp in (1, 4))]
+)
 def test_ranks_on_a_mesh_give_the_tokens_of_one(tp, eight):
     spec, params, tokens, first = eight
     mesh = meshes.make(Topology(tp=tp))
@@ -76,7 +78,9 @@ def test_ranks_on_a_mesh_give_the_tokens_of_one(tp, eight):
     np.testing.assert_allclose(logits[:, :67], first, atol=1e-4)
 
 
-@pytest.mark.parametrize("tp", [2, 4, 8])
+@pytest.mark.parametrize(
+    "tp", [4, *(pytest.param(tp, marks=pytest.mark.long) for tp in (2, 8))]
+)
 def test_ranks_stacked_on_one_device_give_the_tokens_of_one(tp, eight):
     spec, params, tokens, first = eight
     got, logits = greedy(spec, params, tp)

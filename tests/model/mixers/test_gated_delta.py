@@ -273,7 +273,7 @@ def test_a_convolution_of_one_tap_keeps_no_tail(lay):
     np.testing.assert_allclose(out, reference(text)[0], atol=3e-6)
 
 
-@pytest.mark.parametrize("tp", [2, 4])
+@pytest.mark.parametrize("tp", [4, pytest.param(2, marks=pytest.mark.long)])
 def test_the_ranks_hold_their_heads_and_sum_to_the_whole(tp, lay, text):
     env = lay.page_of(layers(), tp=tp)
     rng = np.random.default_rng(4)
