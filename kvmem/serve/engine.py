@@ -285,11 +285,11 @@ class Engine(Answers):
         PLAIN.at_epoch(epoch)  # refuses what is no epoch
         with self._guard("reset"):
             free = self.accounts.free
-            self.scheduler.reset(epoch)
+            of_draft = self.scheduler.reset(epoch)
         in_use = {v for s in self.scheduler.running for v in s.vpages}
         return ResetReport(
             weights_epoch=epoch,
-            num_freed=self.accounts.free - free,
+            num_freed=self.accounts.free - free + of_draft,
             still_in_use=tuple(sorted(in_use)),
             running=tuple(sorted({s.request_id for s in self.scheduler.running})),
         )

@@ -29,7 +29,7 @@ from kvmem.prefix import Hit
 from kvmem.serve import admissible
 from kvmem.serve.draft import room
 from kvmem.serve.holding import Holding
-from kvmem.serve.page_table import Cleared, PageTable
+from kvmem.serve.page_table import PageTable
 from kvmem.serve.request import Sequence
 from kvmem.serve.work import Admission, Row, Work
 
@@ -54,6 +54,9 @@ class Partner(Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """Give back what is kept of a sequence, if anything is."""
+
+    def clear(self) -> int:
+        """Drop what is cached of texts that have ended; return the pages freed."""
 
 
 class Scheduler:
@@ -188,10 +191,9 @@ class Scheduler:
         Without a page for the copy the twin waits like any other sequence: its prompt
         is in the prefix cache.
         """
-        held = self.table.fork(sequence.held, sequence.num_computed)
-        if held is not None and not self._draft_begins(twin):
-            self.table.give_back(held)
-            held = None
+        held = None
+        if self._draft_begins(twin):
+            held = self.table.fork(sequence.held, sequence.num_computed)
         if held is None:
             self._forget_pages(twin)
             self.waiting.appendleft(twin)
@@ -228,18 +230,22 @@ class Scheduler:
             other.num_retracted = 0
         self._sent_back = []
 
-    def reset(self, weights_epoch: int) -> Cleared:
+    def reset(self, weights_epoch: int) -> int:
         """Forget every cached page; what is computed from now on is of this epoch.
 
         Sequences that run go on with the pages they hold; if the weights are others,
         those are published no more. Waiting ones have no pages and begin anew.
+
+        Returns:
+            Pages of a draft's own pool that became free.
         """
         if weights_epoch != self.weights_epoch:
             self.weights_epoch = weights_epoch
             self.disown()
             for sequence in self.waiting:
                 sequence.identity = sequence.identity.at_epoch(weights_epoch)
-        return self.table.clear_cache()
+        self.table.clear_cache()
+        return 0 if self.draft is None else self.draft.clear()
 
     def disown(self) -> None:
         """Publish nothing of the sequences that run, from now on."""
@@ -264,15 +270,15 @@ class Scheduler:
         hit = self._look_up(sequence)
         if self.headroom and self.running and not self._has_headroom(sequence, hit):
             return False
+        if not self._draft_begins(sequence):
+            return False  # before anything is evicted for it
         held = self._begin(sequence, hit)
         if held is None and hit.num_tokens and not self.running:
             # Alone, it may do without the pages that it would have copied.
             hit = Hit(0, (), "there is no room to read the cached prefix")
             held = self._begin(sequence, hit)
         if held is None:
-            return False
-        if not self._draft_begins(sequence):
-            self.table.give_back(held)
+            self._forget_draft(sequence)
             return False
         sequence.held = held
         sequence.num_computed = hit.num_tokens
@@ -358,9 +364,12 @@ class Scheduler:
         self._sent_back.append(sequence)
         self.num_preempted += 1
 
-    def _forget_pages(self, sequence: Sequence) -> None:
+    def _forget_draft(self, sequence: Sequence) -> None:
         if self.draft is not None:
             self.draft.forget(sequence)
+
+    def _forget_pages(self, sequence: Sequence) -> None:
+        self._forget_draft(sequence)
         sequence.held = None
         sequence.stops = ()
         sequence.num_computed = 0

@@ -48,7 +48,8 @@ class EngineStats:
 
 @dataclasses.dataclass(frozen=True)
 class ResetReport:
-    """What a reset did: physical pages that became free, and who holds the others.
+    """What a reset did: physical pages that became free, those of a draft's own pool
+    among them, and who holds the others.
 
     The pages still in use are in no cache any more; they become free as those requests
     end.

@@ -1,4 +1,4 @@
-"""Room for drafted tokens: asked at admission, at nobody's cost, given back after."""
+"""Room for drafted tokens: asked at admission, taken of nobody who runs, given back."""
 
 import numpy as np
 import pytest

@@ -131,9 +131,11 @@ class OwnPages:
         self.table.trim(mine.held, len(mine.fed))
 
     def publish(self, sequence: Sequence) -> None:
-        """Offer a sequence's whole pages of accepted tokens to later ones, once."""
+        """Offer a sequence's whole pages of accepted tokens to later ones, once; not
+        of one whose text is not to be cached."""
         mine = self._mine[sequence]
-        if mine.is_published or not self._config.prefix_cache:
+        is_cached = self._config.prefix_cache and not sequence.is_mixed
+        if mine.is_published or not is_cached:
             return
         self.table.publish(mine.fed, mine.held, sequence.identity)
         mine.is_published = True
@@ -147,6 +149,13 @@ class OwnPages:
         self.publish(sequence)
         self.table.give_back(mine.held)
         del self._mine[sequence]
+
+    def clear(self) -> int:
+        """Drop every cached page; return how many became free. Pages that sequences
+        hold stay theirs."""
+        free = self.table.accounts().free
+        self.table.clear_cache()
+        return self.table.accounts().free - free
 
     def export(
         self, sequence: Sequence, group: int, first: int, end: int

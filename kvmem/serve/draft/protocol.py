@@ -9,6 +9,7 @@ which holds whatever it remembers of the sequences that run. In the order of a t
     observe(feeds, features)      hidden rows of what the target has just read, if asked
     accepted(sequence, count)     how many of the proposed tokens stand
     forget(sequence)              it has ended, or was sent back to wait
+    clear()                       what is cached of others is to be forgotten
 
 The law: a proposal is a guess. Whatever a proposer says, an engine emits the tokens
 that it would emit without one, only sooner. What a proposer cannot tell (no memory left
@@ -95,7 +96,8 @@ class Proposer(Traveller, Protocol):
         """Make room for a sequence that is about to run; say whether it may.
 
         Args:
-            sequence: with its tokens known; its target has found its pages.
+            sequence: with its tokens known; if its target has no room after all, it
+                is forgotten.
             may_wait: whether others run whose end could bring room. If none does, the
                 answer is yes, and a sequence without room is served without drafts.
         """
@@ -122,6 +124,10 @@ class Proposer(Traveller, Protocol):
 
     def forget(self, sequence: Sequence) -> None:
         """Give back what is kept of a sequence, if anything is."""
+
+    def clear(self) -> int:
+        """Drop what is cached in pages of its own of texts that have ended; return how
+        many became free."""
 
     def warm_up(self) -> int:
         """Compile what `propose` will run; return how many programs were traced."""
@@ -175,6 +181,10 @@ class Forgetful:
 
     def forget(self, sequence: Sequence) -> None:
         """Forget nothing, for nothing is kept."""
+
+    def clear(self) -> int:
+        """Drop nothing, for nothing is cached."""
+        return 0
 
     def warm_up(self) -> int:
         """Compile nothing."""

@@ -31,7 +31,9 @@ def can_begin(table: PageTable, hit: Hit, length: int, step: int) -> bool:
 
 
 def widen(table: PageTable, held: Holding, length: int, most: int) -> int:
-    """Make room behind `length` tokens, at nobody's cost; say for how many more.
+    """Make room behind `length` tokens; say for how many more.
+
+    Nobody who runs pays for it: pages are free ones, or such as the cache alone holds.
 
     Args:
         table, held: whose pages; `length` tokens have room in them.
