@@ -53,6 +53,18 @@ def test_a_setting_that_nothing_reads_is_refused(facts, key):
         SpeculativeConfig(**facts)
 
 
+def test_a_seed_below_zero_is_refused_before_anything_is_drawn():
+    with pytest.raises(errors.ConfigError, match="speculative.seed = -1"):
+        SpeculativeConfig("mtp", seed=-1)
+    assert SpeculativeConfig("mtp", seed=0).seed == 0
+
+
+def test_pages_that_draft_layers_share_are_not_certified(repo_root):
+    made = make(repo_root, MODEL, "speculative.algorithm=mtp", "pool.certified=true")
+    with pytest.raises(errors.IncompatiblePlan, match="one group of full attention"):
+        made.engine()
+
+
 def test_a_longer_shortest_match_alone_is_a_setting():
     assert SpeculativeConfig("ngram", min_match=4).min_match == 4
 

@@ -127,6 +127,9 @@ def _config(arguments: Arguments) -> Config:
 def _facts(plan: Config) -> dict[str, Any]:
     """Return what the numbers of a plan are about."""
     topology, partition = plan.topology, plan.partition
+    term = speculative.draft_term(
+        plan.spec_plan(), plan.draft_groups(), topology, plan.pool.order
+    )
     paddings = partition.paddings if partition is not None else ()
     return {
         "model": plan.spec.name,
@@ -141,6 +144,7 @@ def _facts(plan: Config) -> dict[str, Any]:
         "manager": plan.manager()._asdict(),
         "only_planned": getattr(plan.spec, "refusal", ""),
         "gates": plan_tables.gate_rows(plan.spec_plan()),
+        "draft_term": None if term is None else _row(term),
     }
 
 
@@ -185,8 +189,12 @@ def _show(plan: Config, solved: Budget, facts: dict[str, Any]) -> None:
             f"token shards: a page of {size} slots on each rank covers {size * dcp} "
             f"tokens; what every rank keeps whole takes {dcp} pages for as many"
         )
-    plan_tables.show(console.out(), solved)
+    apart = dataclasses.replace(plan.spec_plan(), pool_kind="split")
+    plan_tables.show(console.out(), solved, not speculative.check(apart))
     plan_tables.show_gates(console.out(), plan.spec_plan(), facts["gates"])
+    if (term := facts["draft_term"]) is not None:
+        nbytes = number(term["bytes_per_token"])
+        print(f"a draft keeps {nbytes:,} B on a rank for each row of the target")
     print("manager: {name} ({provenance}): {reason}".format(**facts["manager"]))
     for term in solved.host_terms:
         print(

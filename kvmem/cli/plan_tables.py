@@ -13,9 +13,17 @@ from kvmem.speculative import SpecPlan
 
 __all__ = ["gate_rows", "number", "show", "show_gates"]
 
+_SPLIT = 'pool.kind = "split", planned only: an engine has one pool'
 
-def show(out: console.Console, solved: Budget) -> None:
-    """Print a solved budget for a person."""
+
+def show(out: console.Console, solved: Budget, may_split: bool = True) -> None:
+    """Print a solved budget for a person.
+
+    Args:
+        out: where to.
+        solved: the budget.
+        may_split: whether pools of their own are to be named as a cure.
+    """
     _claims(out, solved)
     _limits(out, solved)
     _groups(out, solved)
@@ -32,8 +40,8 @@ def show(out: console.Console, solved: Budget) -> None:
             f"{smallest.name}; every rank's pools are as large as its"
         )
     for padding in solved.paddings:
-        print(_padding(solved, padding))
-    if solved.split_tokens is not None:
+        print(_padding(solved, padding, may_split))
+    if may_split and solved.split_tokens is not None:
         print(_apart(solved))
     print(_ids(solved))
 
@@ -190,7 +198,7 @@ def _hundredths(nbytes: int, step: int) -> str:
     return f"{whole:,}.{part:02}"
 
 
-def _padding(solved: Budget, padding: Padding) -> str:
+def _padding(solved: Budget, padding: Padding, may_split: bool) -> str:
     """Say what a group wastes, and what would waste less."""
     said = (
         f"padding: {padding.nbytes:,} of {padding.of_nbytes:,} B of a page of "
@@ -206,8 +214,8 @@ def _padding(solved: Budget, padding: Padding) -> str:
         cures.append(f"pages of {_listed(sizes)} tokens in the other groups")
     elif sizes:
         cures.append(f"pages of its own, of {sizes[0]:,} to {sizes[1]:,} tokens")
-    if solved.kind == "unified" and len(solved.groups) > 1:
-        cures.append('a pool of its own (pool.kind = "split")')
+    if may_split and solved.kind == "unified" and len(solved.groups) > 1:
+        cures.append(f"a pool of its own ({_SPLIT})")
     return said + ("; at most an eighth would with " + ", or ".join(cures)) * bool(
         cures
     )
@@ -219,7 +227,7 @@ def _apart(solved: Budget) -> str:
     held = [g for g in targets if g.lifecycle == "full"] or targets
     return (
         f"split gives {solved.split_tokens:,} tokens beside these {held[0].tokens:,} "
-        '(pool.kind = "split"): in one pool every page is as long as the longest'
+        f"({_SPLIT}): in one pool every page is as long as the longest"
     )
 
 

@@ -290,7 +290,8 @@ class Config:
 
     def _unserved_groups(self) -> list[tuple[str, str, str]]:
         """Return what is asked for several groups and served for one only."""
-        names = ", ".join(group.name for group in self.groups())
+        joint = place(self.spec_plan(), self.groups(), self.draft_groups()).joint
+        names = ", ".join(group.name for group in joint)
         if names == "full":
             return []
         faults = []
@@ -298,7 +299,7 @@ class Config:
             law = "pages of one group of full attention are certified"
             asked = f"pool.certified for the groups {names}"
             faults.append((asked, law, "set pool.certified to false"))
-        if self.pool.kind == "split" and "," in names:
+        if self.pool.kind == "split" and len(self.groups()) > 1:
             law = "the groups of an engine share the pages of one pool"
             asked = f'pool.kind = "split" for the groups {names}'
             faults.append((asked, law, 'set pool.kind to "unified"'))

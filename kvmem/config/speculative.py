@@ -64,6 +64,14 @@ class SpeculativeConfig:
         settings.settle(self)
         counts = ("topk", "steps", "draft_tokens", "layers", "min_match", "max_match")
         settings.require_positive(**{name: getattr(self, name) for name in counts})
+        if self.seed is not None and self.seed < 0:
+            raise errors.ConfigError(
+                errors.say(
+                    f"speculative.seed = {self.seed}",
+                    "draft layers are drawn from a count, and none is below zero",
+                    "Give an integer >= 0",
+                )
+            )
         faults = [
             f"speculative.{name} with algorithm {self.algorithm!r} (read by "
             f"{', '.join(readers)})"

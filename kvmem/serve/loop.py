@@ -65,6 +65,7 @@ class Loop:
         own, groups = groups, (*groups, *(draft.groups if draft is not None else ()))
         virtual = tuple(Spread.of(group, topology).virtual(group) for group in groups)
         keeping.require(virtual, store, certified, config)
+        _require_paid(budget, groups)
         if config.compile_cache:
             compile_cache.enable()
         self.model = model
@@ -335,3 +336,18 @@ class Loop:
                     "a checked step", "; ".join(broken), "Please report this state"
                 )
             )
+
+
+def _require_paid(budget: Budget, groups: tuple[LifecycleGroup, ...]) -> None:
+    """Refuse a budget that was solved for other groups than take its pages."""
+    paid, taking = ([each.domain for each in of] for of in (budget.groups, groups))
+    if paid != taking:
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"an engine of the groups {', '.join(taking)} on a budget of "
+                f"{', '.join(paid)}",
+                "a budget pays for every group that takes pages of its pool, those of "
+                "draft layers behind the target's",
+                "Solve it for (*groups, *draft.groups)",
+            )
+        )

@@ -34,6 +34,7 @@ from kvmem.pool import dispatch
 from kvmem.pool.table import GroupTable
 from kvmem.serve.buckets import Bucket
 from kvmem.serve.work import Feed
+from kvmem.speculative import capacity
 
 __all__ = ["EXECUTORS", "Batch", "Stepper", "envelopes", "step"]
 
@@ -176,6 +177,7 @@ class Stepper:
         num_new = np.zeros(bucket.rows, np.int32)
         widths = [bucket.width(group) for group in self._virtual]
         page_tokens = self._virtual[0].page_size
+        _require_room(feeds, bucket, page_tokens)
         tables = tuple(np.full((bucket.rows, n), _NULL, np.int32) for n in widths)
         firsts = tuple(
             np.zeros(bucket.rows, np.int32) if _is_windowed(group) else None
@@ -231,3 +233,11 @@ def _branches(
 
 def _is_windowed(group: LifecycleGroup) -> bool:
     return group.lifecycle.kind == "window"
+
+
+def _require_room(feeds: Sequence[Feed], bucket: Bucket, page_tokens: int) -> None:
+    """Refuse a bucket that is smaller than what goes into it, always and in full."""
+    longest = max((feed.end for feed in feeds), default=0)
+    held = capacity.attention_entries(bucket.rows, bucket.pages * page_tokens)
+    needed = capacity.attention_entries(len(feeds), longest)
+    capacity.require_entries("the tables of a step", held, needed)

@@ -1,11 +1,12 @@
 """Capacities of drafting: rows, lengths and workspaces, checked before they are used.
 
 A draft of width topk attends as max_batch * topk one-token sequences, each as long as
-the longest text and the tokens drafted behind it. The law: sizes are compared in full
-and always, never sliced to fit: an array cut past its end is short without a word.
+its text and the tokens drafted behind it. The law: sizes are compared in full and
+always (`kvmem.serve.step` compares those of every step), never sliced to fit: an array
+cut past its end is short without a word.
 
-    attention_rows(SpecPlan("frozen_kv", topk=4, max_batch=2))       # 8
-    proposable(SpecPlan("ngram", max_length=64, draft_max_length=32), length=33)    # 0
+    attention_rows(sequences=2, width=4)               # 8
+    proposable(4, length=62, longest=64)               # 1
 """
 
 from kvmem import errors
@@ -16,28 +17,26 @@ __all__ = [
     "attention_entries",
     "attention_rows",
     "proposable",
-    "publishable_pages",
     "rejection_term",
     "require_entries",
-    "row_entries",
     "verify_rows",
     "workspace_term",
 ]
 
 
-def attention_rows(plan: SpecPlan) -> int:
-    """Return the one-token sequences that the draft's attention runs at most."""
-    return plan.max_batch * plan.width
+def attention_rows(sequences: int, width: int) -> int:
+    """Return the one-token sequences that attend for sequences of `width` chains."""
+    return sequences * width
 
 
-def row_entries(plan: SpecPlan) -> int:
-    """Return the tokens of the longest row: a text, and what is drafted behind it."""
-    return plan.max_length + plan.num_drafted
+def attention_entries(rows: int, tokens: int) -> int:
+    """Return the entries of a buffer with a place for every token of every row.
 
-
-def attention_entries(plan: SpecPlan) -> int:
-    """Return the entries of a buffer with a place for every token of every row."""
-    return attention_rows(plan) * row_entries(plan)
+    Args:
+        rows: that attend at once.
+        tokens: of the longest row: a text, and what is drafted behind it.
+    """
+    return rows * tokens
 
 
 def verify_rows(sequences: int, drafted: int, multiple: int = 1) -> int:
@@ -67,23 +66,30 @@ def require_entries(what: str, held: int, needed: int) -> None:
         )
 
 
-def proposable(plan: SpecPlan, length: int) -> int:
-    """Return how many of the planned tokens may be drafted behind `length` tokens.
+def proposable(
+    drafted: int,
+    length: int,
+    *,
+    longest: int | None = None,
+    known: int | None = None,
+    width: int = 1,
+) -> int:
+    """Return how many of `drafted` tokens may be drafted behind `length` tokens.
 
-    None beyond what the draft or the target can hold; then the target goes on alone.
-    """
-    longest = min(plan.max_length, plan.draft_max_length or plan.max_length)
-    return max(0, min(plan.num_drafted, longest - length))
-
-
-def publishable_pages(committed: int, page_size: int) -> int:
-    """Return the pages that may be kept for reuse: those full of accepted tokens.
+    None beyond what the target or the draft can hold; then the target goes on alone.
 
     Args:
-        committed: tokens whose rows are written and accepted; drafted ones are not.
-        page_size: tokens of a page.
+        drafted: tokens that are wished for, of all chains.
+        length: tokens known.
+        longest: of the text when it ends; its last token is fed to nobody, so it is
+            not drafted.
+        known: tokens of the longest text that the draft reads; it draws one more, for
+            the last that it draws is not fed to it.
+        width: chains, of equal length.
     """
-    return committed // page_size
+    ends = [longest and longest - 1, known and known + 1]
+    left = [end - length for end in ends if end is not None]
+    return max(0, min([drafted, *(each * width for each in left)]))
 
 
 def workspace_term(plan: SpecPlan, row_nbytes: int, name: str = "logits") -> Term:

@@ -163,8 +163,6 @@ class SpecPlan:
         dcp: token shards.
         max_batch: sequences that run at once.
         max_length: tokens of the longest sequence.
-        draft_max_length: tokens of the longest sequence that the draft knows; None:
-            the target's.
         backends, server: for rule sets of other stacks.
     """
 
@@ -179,7 +177,6 @@ class SpecPlan:
     dcp: int = 1
     max_batch: int = 8
     max_length: int = 2048
-    draft_max_length: int | None = None
     backends: Backends = dataclasses.field(default_factory=Backends)
     server: Server = dataclasses.field(default_factory=Server)
 
@@ -187,7 +184,7 @@ class SpecPlan:
         _require_counts(
             self,
             *("topk", "steps", "draft_tokens", "page_size", "tp", "dcp"),
-            *("max_batch", "max_length", "draft_max_length"),
+            *("max_batch", "max_length"),
         )
         _require_one_of("pool_kind", self.pool_kind, POOL_KINDS)
         _require_one_of("model_kind", self.model_kind, MODEL_KINDS)

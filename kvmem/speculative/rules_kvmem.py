@@ -12,15 +12,16 @@ import difflib
 from typing import Literal, get_args
 
 from kvmem.speculative.gates import Advice, Gate
-from kvmem.speculative.plan import Backends, Server, SpecPlan
+from kvmem.speculative.plan import STEPS, Backends, Server, SpecPlan
 
-__all__ = ["ALGORITHMS", "Algorithm", "GATES", "NAME", "ONE_PASS", "TREES"]
+__all__ = ["ALGORITHMS", "Algorithm", "GATES", "NAME", "ONE_PASS", "SHARED", "TREES"]
 
 NAME = "kvmem"
 Algorithm = Literal["ngram", "two_engine", "mtp", "dflash", "dspark", "frozen_kv"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 ONE_PASS = ("ngram", "dflash")  # propose all their tokens at once
 TREES = ("frozen_kv",)  # a draft with rows of its own would have to move them too
+SHARED = ("mtp",)  # groups of theirs stand in the target's manager
 
 _HERE = "tests/speculative/test_rules_kvmem.py::"
 
@@ -85,6 +86,19 @@ GATES = (
             'Use topk = 1, or pool.kind = "split"',
         ),
         test=_HERE + "test_a_unified_pool_moves_pages_and_no_rows",
+    ),
+    Gate(
+        "layers in the target's pool",
+        applies=lambda plan: plan.algorithm in SHARED,
+        allows=lambda plan: plan.pool_kind == "unified",
+        advice=lambda plan: Advice(
+            f"{plan.pool_kind} pools with {plan.algorithm!r}",
+            "its layers take pages of the pool that the target's take theirs of, and "
+            "an engine has one pool",
+            'Use pool.kind = "unified", or "dspark", the same layers on pages of their '
+            "own",
+        ),
+        test=_HERE + "test_layers_in_the_targets_pool_have_no_pool_of_their_own",
     ),
     Gate(
         "trees by algorithm",
@@ -154,13 +168,13 @@ GATES = (
         applies=lambda plan: _is_tree(plan) and plan.draft_tokens is not None,
         allows=lambda plan: (
             plan.draft_tokens % plan.topk == 0
-            and plan.draft_tokens == plan.topk * (plan.steps or plan.draft_tokens)
+            and plan.steps in (None, plan.draft_tokens // plan.topk)
         ),
         advice=lambda plan: Advice(
             f"speculative.draft_tokens = {plan.draft_tokens} with topk = {plan.topk} "
             f"and steps = {plan.steps}",
-            "a tree is topk chains of one length",
-            f"Leave draft_tokens out: it is {plan.topk * (plan.steps or 1)}",
+            "a tree is topk chains of one length, which is its steps",
+            f"Leave draft_tokens out: it is {plan.topk * (plan.steps or STEPS)}",
         ),
         test=_HERE + "test_a_tree_is_chains_of_one_length",
     ),

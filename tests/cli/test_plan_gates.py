@@ -67,3 +67,9 @@ def test_the_json_has_every_gate_and_every_violation(plan):
     found = json.loads(out)
     assert code == 0 and found["violations"] == []
     assert {row["said"] for row in found["gates"]} == {"allowed", "silent"}
+
+
+def test_pools_of_their_own_are_no_cure_for_layers_in_the_targets_pool(plan):
+    code, out, _ = plan("algorithm=mtp")
+    assert code == 0 and "split" not in out
+    assert "padding: " in out  # of pages as long as those of all target's layers

@@ -6,9 +6,14 @@ import itertools
 import numpy as np
 import pytest
 
-from kvmem.serve import SamplingParams
-from kvmem.serve.draft import FrozenKV
+from kvmem import budget, errors, geometry
+from kvmem.geometry import Topology
+from kvmem.model import mtp
+from kvmem.serve import Engine, SamplingParams
+from kvmem.serve.draft import MTP, FrozenKV
+from kvmem.serve.draft import mtp as draft_mtp
 from kvmem.serve.draft.protocol import Forgetful, Proposal
+from kvmem.serve.work import Feed
 
 WIDTH = 4
 KINDS = ("full", "window", "indexer", "state")
@@ -297,3 +302,36 @@ def test_a_draft_on_the_targets_pages_finds_room_for_all_that_it_writes(made):
     proposer.propose = checked
     drafted.generate([list(text(seed, 9)) for seed in range(2)], greedy(12))
     assert len(asked) > 6 and min(asked) >= 0
+
+
+def test_a_budget_that_knows_nothing_of_draft_layers_is_refused(tiny_model, layers_of):
+    (group,) = geometry.group_layers(tiny_model().spec.layer_specs("float32"), 4)
+    solved = budget.solve((group,), Topology(), (), max_pages=20)
+    with pytest.raises(errors.IncompatiblePlan, match="target, draft on a budget of t"):
+        Engine(tiny_model(), group, solved, draft=MTP(*layers_of(mtp)))
+
+
+def test_a_step_is_never_packed_into_less_room_than_it_needs(made):
+    """Two pages of four tokens in one row: eight entries, and nine are asked for."""
+    made = made("full")
+    made.add(list(text(31, 9)), greedy(4))
+    made.step()
+    (sequence,) = made.scheduler.running
+    bucket = made.buckets.decode(1, 8)._replace(rows=1, pages=2)
+    feed = Feed(sequence.tokens[8:9], 8, sequence.held)
+    with pytest.raises(errors.OutOfPages, match="8 entries: 9 are needed"):
+        made.stepper.pack([feed], bucket)
+    made.stepper.pack([feed], bucket._replace(pages=3))
+
+
+@pytest.mark.parametrize("name", ["mtp", "dflash"])
+def test_warming_up_leaves_nothing_to_trace_of_rows_that_are_shifted(drafted, name):
+    small = (draft_mtp._before, draft_mtp.from_the_left)[name == "dflash" :]
+    for each in small:
+        each.clear_cache()
+    made = drafted(name)
+    made.warm_up()
+    warm = [each._cache_size() for each in small]
+    assert min(warm) > 0
+    made.generate([list(text(seed, 9 + seed)) for seed in range(3)], greedy(9))
+    assert [each._cache_size() for each in small] == warm

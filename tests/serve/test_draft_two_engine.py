@@ -8,6 +8,7 @@ import pytest
 from kvmem import errors
 from kvmem.model import cut
 from kvmem.serve import Identity, SamplingParams
+from kvmem.serve.draft import chain, rejection
 
 
 def text(seed, length):
@@ -134,6 +135,42 @@ def test_one_tenants_text_is_in_neither_cache_of_another(made, draft_of):
     assert output.cached_tokens == 0
 
 
+def test_what_is_forgotten_is_in_neither_cache(made, draft_of):
+    """One text has ended, and one is going on, whose pages are its own."""
+    drafted, ended, going = made("full", draft_of()), text(40, 19), text(41, 19)
+    drafted.generate(ended, greedy(4))
+    drafted.add(going, greedy(12))
+    (drafted.step(), drafted.step(), drafted.step(), drafted.step())
+    free = [table.accounts().free for table in tables_of(drafted)]
+    drafted.disown()
+    report = drafted.reset(weights_epoch=0)
+    freed = [table.accounts().free for table in tables_of(drafted)]
+    assert report.num_freed == sum(freed) - sum(free)
+    assert all(after > before for after, before in zip(freed, free, strict=True))
+    while drafted.has_work:
+        drafted.step()
+    for table in tables_of(drafted):
+        for forgotten in (ended, going):
+            assert table.match([*forgotten, 0]).num_tokens == 0
+        assert table.accounts().free == table.ledger.num_pages
+
+
+def test_a_request_that_waits_for_the_drafts_room_evicts_nothing(made, draft_of):
+    """The target has ten cached pages of 24; the draft's eight are held by one."""
+    drafted = made("full", draft_of(pages=8), pages=24)
+    drafted.generate(text(42, 40), greedy(1))
+    cached = drafted.accounts.evictable
+    drafted.add(text(43, 26), greedy(8))
+    (drafted.step(), drafted.step())
+    drafted.add(text(44, 30), greedy(8))
+    drafted.step()
+    assert len(drafted.scheduler.waiting) == len(drafted.scheduler.running) == 1
+    assert drafted.table.num_evicted == 0 and drafted.accounts.evictable >= cached > 0
+    while drafted.has_work:
+        drafted.step()
+    assert drafted.table.num_evicted > 0
+
+
 @pytest.mark.case("NAN-02")
 def test_rows_that_pad_a_batch_write_no_page_of_target_or_draft(made, draft_of):
     """Three rows in a bucket of four: every page that nobody holds is still poison."""
@@ -224,3 +261,21 @@ def test_warming_up_leaves_nothing_to_trace_of_target_or_draft(made, draft_of):
     drafted.generate([text(seed, 9 + 11 * seed) for seed in range(4)], greedy(14))
     assert drafted.num_traces == target == dict.fromkeys(target, 1)
     assert drafted.verifier.proposer.num_traces == draft == dict.fromkeys(draft, 1)
+
+
+def test_warming_up_leaves_nothing_to_trace_of_exact_rejection(
+    made, draft_of, first_layers
+):
+    """One to four sequences, of texts that leave room for one drafted token or all."""
+    small = (chain._probabilities, rejection._gather, rejection.accept_sampled)
+    for each in small:
+        each.clear_cache()
+    drafted = made("full", draft_of(first_layers(), acceptance="rejection"))
+    drafted.warm_up()
+    warm = [each._cache_size() for each in small]
+    assert min(warm) > 0
+    for count in (1, 2, 4):
+        asked = [greedy(3 + 2 * n, temperature=0.9, seed=n) for n in range(count)]
+        drafted.generate([text(45 + n, 9 + n) for n in range(count)], asked)
+    assert drafted.stats().drafting.drafted > 0
+    assert [each._cache_size() for each in small] == warm

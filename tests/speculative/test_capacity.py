@@ -13,31 +13,24 @@ MIB = 1 << 20
 
 @pytest.mark.case("SPC-01")
 def test_the_state_of_a_draft_has_room_for_topk_times_the_batch():
-    plan = SpecPlan("frozen_kv", 8, steps=1, max_batch=2, max_length=128)
-    held = capacity.attention_rows(plan) * plan.max_length
-    used = capacity.attention_rows(plan) * 100  # both sequences at 100
-    assert (capacity.attention_rows(plan), held, used) == (16, 2_048, 1_600)
+    rows = capacity.attention_rows(sequences=2, width=8)
+    held = capacity.attention_entries(rows, 128)
+    used = capacity.attention_entries(rows, 100)  # both sequences at 100
+    assert (rows, held, used) == (16, 2_048, 1_600)
     capacity.require_entries("draft attention", held, used)
-    without_topk = plan.max_batch * plan.max_length
+    without_topk = capacity.attention_entries(2, 128)
     assert without_topk == 256
     with pytest.raises(errors.OutOfPages, match="256 entries: 1,600 are needed"):
         capacity.require_entries("draft attention", without_topk, used)
 
 
-@pytest.mark.parametrize("max_batch", [1, 3, 48])
-@pytest.mark.parametrize("topk", [None, 1, 2, 8])
-def test_the_draft_attends_for_topk_rows_a_sequence(max_batch, topk):
-    plan = SpecPlan("frozen_kv", topk, max_batch=max_batch)
-    assert capacity.attention_rows(plan) == max_batch * (topk or 1)
-
-
 @pytest.mark.case("SPC-02")
 def test_a_row_has_room_for_what_is_drafted_behind_the_longest_text():
-    plan = SpecPlan("frozen_kv", 2, draft_tokens=4, max_batch=1, max_length=64)
-    assert capacity.row_entries(plan) == 68
-    assert capacity.attention_entries(plan) == 136
-    needed = capacity.attention_rows(plan) * (64 + 4)
-    capacity.require_entries("draft rows", capacity.attention_entries(plan), needed)
+    """64 tokens of text, 4 drafted in two chains: 68 entries a row, 136 in all."""
+    rows = capacity.attention_rows(sequences=1, width=2)
+    needed = capacity.attention_entries(rows, 64 + 4)
+    assert needed == 136
+    capacity.require_entries("draft rows", 136, needed)
     with pytest.raises(errors.OutOfPages, match="136 are needed"):
         capacity.require_entries("draft rows", 2 * 64, needed)
 
@@ -57,22 +50,21 @@ def test_rows_are_padded_and_a_slice_past_their_end_is_short_without_a_word():
 
 
 @pytest.mark.case("SPC-04")
-def test_nothing_is_proposed_where_the_draft_has_no_row_for_it():
-    plan = SpecPlan("two_engine", steps=4, max_length=64, draft_max_length=32)
-    assert [capacity.proposable(plan, n) for n in (27, 28, 29, 31, 32, 33, 63)] == [
-        *(4, 4, 3, 1, 0, 0, 0)
+def test_nothing_is_proposed_where_target_or_draft_has_no_row_for_it():
+    """A draft of 32 draws the token behind them, which is not fed to it."""
+    behind = [
+        capacity.proposable(4, n, longest=64, known=32)
+        for n in (28, 29, 30, 31, 32, 33, 63)
     ]
-    alone = SpecPlan("two_engine", steps=4, max_length=64)
-    assert [capacity.proposable(alone, n) for n in (33, 60, 61, 64, 65)] == [
-        *(4, 4, 3, 0, 0)
-    ]
+    assert behind == [4, 4, 3, 2, 1, 0, 0]
+    alone = [capacity.proposable(4, n, longest=64) for n in (33, 59, 60, 62, 63, 65)]
+    assert alone == [4, 4, 3, 1, 0, 0]
+    assert capacity.proposable(4, 9) == 4
 
 
-@pytest.mark.case("SPC-07")
-def test_a_page_is_kept_for_reuse_when_its_last_row_is_accepted():
-    committed = 14
-    for accepted, pages in ((0, 0), (1, 0), (2, 1), (4, 1)):
-        assert capacity.publishable_pages(committed + accepted, 16) == pages
+def test_chains_of_a_tree_end_with_the_text_all_alike():
+    found = [capacity.proposable(6, n, longest=20, width=2) for n in (15, 16, 17, 18)]
+    assert found == [6, 6, 4, 2]
 
 
 @pytest.mark.case("BUD-10")

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvmem import errors
+from kvmem import budget, errors
 from kvmem import pool as kvpool
 from kvmem.geometry import LayerSpec, Lifecycle, Spread, Topology, group_layers, kinds
 from kvmem.speculative import (
@@ -44,8 +44,30 @@ def draft(page_size=4):
 def test_a_linear_chain_runs_on_any_pool_for_any_model(algorithm, kind, pool_kind):
     for topk in (None, 1):
         plan = SpecPlan(algorithm, topk, pool_kind=pool_kind, model_kind=kind, dcp=2)
-        assert check(plan) == ()
-        assert all(each.said != "refused" for each in verdicts(plan))
+        shared = HOMES[algorithm] == "shared" and pool_kind == "split"
+        assert gates(plan) == ["layers in the target's pool"] * shared
+        refused = [each for each in verdicts(plan) if each.said == "refused"]
+        assert len(refused) == shared
+
+
+def test_layers_in_the_targets_pool_have_no_pool_of_their_own():
+    """Pages of two sizes are two pools, and an engine builds one."""
+    assert set(rules_kvmem.SHARED) == {a for a in HOMES if HOMES[a] == "shared"}
+    (broken,) = check(SpecPlan("mtp", pool_kind="split"))
+    assert '"dspark"' in str(broken)
+    assert check(SpecPlan("dspark", pool_kind="split")) == ()
+    target = group_layers(
+        [
+            LayerSpec(f"l.{i}", i, kv_heads=2, head_dim=8, dtype="bfloat16")
+            for i in (0, 1)
+        ],
+        4,
+    )
+    limits = [budget.limit("memory", 1 << 16)]
+    solved = budget.solve((*target, *draft()), Topology(), limits, kind="split")
+    assert len(solved.pools) == 2
+    with pytest.raises(errors.IncompatiblePlan, match="pages of one size"):
+        kvpool.from_budget(solved, Topology())
 
 
 @pytest.mark.parametrize("topk", [2, 4, 8])
@@ -93,7 +115,8 @@ def test_a_unified_pool_moves_pages_and_no_rows():
 def test_a_draft_with_pages_has_one_row_a_position(algorithm):
     """Two branches of one position would want one row of the draft."""
     plan = SpecPlan(algorithm, 2, pool_kind="split")
-    assert gates(plan) == ["trees by algorithm"]
+    shared = ["layers in the target's pool"] * (HOMES[algorithm] == "shared")
+    assert gates(plan) == [*shared, "trees by algorithm"]
     if HOMES[algorithm] != "shared":
         chain = dataclasses.replace(plan, topk=None)
         pool = draft_pool(chain, draft(), num_vpages=3, topology=Topology())
@@ -150,6 +173,10 @@ def test_a_tree_is_chains_of_one_length():
     uneven = SpecPlan("frozen_kv", 3, draft_tokens=8, pool_kind="split")
     assert gates(uneven) == ["size of a tree"]
     assert "it is 6" in str(check(dataclasses.replace(tree, draft_tokens=5))[0])
+    assert "it is 12" in str(check(uneven)[0])  # four steps, where none are named
+    left_out = dataclasses.replace(uneven, draft_tokens=None)
+    assert left_out.num_drafted == 12
+    assert check(dataclasses.replace(uneven, draft_tokens=6)) == ()  # of two each
 
 
 def test_a_draft_longer_than_every_text_never_runs():
@@ -157,8 +184,9 @@ def test_a_draft_longer_than_every_text_never_runs():
     assert gates(plan) == ["room for a draft"]
     shorter = dataclasses.replace(plan, draft_tokens=14)
     assert check(shorter) == ()
-    assert capacity.proposable(shorter, length=1) == 14
-    assert capacity.proposable(plan, length=1) == 15  # never the planned sixteen
+    for each in (plan, shorter):  # never the planned sixteen
+        found = capacity.proposable(each.num_drafted, 1, longest=each.max_length)
+        assert found == 14
 
 
 def test_facts_that_are_not_read_are_named(plan_of):

@@ -47,7 +47,8 @@ class Chain(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """The pool, a chain a row, and f32[S, k, V] what the tokens were drawn from."""
+    """The pool, a chain a row, and what the tokens were drawn from: f32[S, n, V], of a
+    bucket of S rows and as many places as were asked for."""
 
     pool: pools.Pool
     chains: list[Chain]
@@ -67,7 +68,7 @@ def draw(
     counts: ListLike[int],
     keys: ListLike[sampler.RowKey],
     first: Bucket | None = None,
-    wants_probs: bool = False,
+    num_probs: int = 0,
 ) -> Drawn:
     """Donates `pool`. Read what the rows feed, then draw `counts[i]` >= 1 tokens each.
 
@@ -81,9 +82,10 @@ def draw(
         counts: tokens of each row.
         keys: of each row's first token.
         first: for what the rows feed; None: they feed one token each.
-        wants_probs: whether to return what sampled tokens were drawn from.
+        num_probs: places of what sampled tokens were drawn from, no fewer than any
+            count; 0: that is not asked for.
     """
-    choose = Chooser(keys, wants_probs)
+    choose = Chooser(keys, num_probs)
     bucket = first or bucket_of(len(feeds), max(feed.end for feed in feeds))
     pool, logits = stepper(pool, stepper.pack(feeds, bucket))
     chosen = [choose(logits, 0)]
@@ -98,7 +100,7 @@ def draw(
         chosen.append(choose(logits, step))
     found = [[np.asarray(each)[: len(feeds)] for each in step] for step in chosen]
     chains = chains_of(*zip(*found, strict=True), counts)
-    return Drawn(pool, chains, choose.probs(len(feeds)))
+    return Drawn(pool, chains, choose.probs)
 
 
 def after(length: int, held: Holding, step: int, count: int) -> Feed:
@@ -139,10 +141,10 @@ def proposal_of(chains: ListLike[Chain]) -> Proposal:
 class Chooser:
     """Chooses the tokens of one chain's steps as each row's request asks."""
 
-    def __init__(self, keys: ListLike[sampler.RowKey], wants_probs: bool):
+    def __init__(self, keys: ListLike[sampler.RowKey], num_probs: int = 0):
         self._keys = keys
         self._is_greedy = all(key.sampling.temperature == 0 for key in keys)
-        self._wants_probs = wants_probs and not self._is_greedy
+        self._num_probs = 0 if self._is_greedy else num_probs
         self._probs: list[jax.Array] = []
 
     def __call__(self, logits: jax.Array, step: int) -> tuple[jax.Array, jax.Array]:
@@ -152,17 +154,22 @@ class Chooser:
             return _likeliest(logits)
         keys = [key._replace(position=key.position + step) for key in self._keys]
         rows = sampler.pack_rows(keys, logits.shape[0])
-        if not self._wants_probs:
+        if not self._num_probs:
             return sampler.sample(logits, rows), sampler.has_nan(logits)
         probs, wrong = _probabilities(logits, rows)
         self._probs.append(probs)
         return sampler.sample(logits, rows), wrong
 
-    def probs(self, count: int) -> jax.Array | None:
-        """Return f32[count, k, V] what the tokens were drawn from, if asked for."""
+    @property
+    def probs(self) -> jax.Array | None:
+        """f32[S, num_probs, V] what the tokens were drawn from, if asked for.
+
+        One shape whatever was drawn: places behind the last repeat it.
+        """
         if not self._probs:
             return None
-        return jnp.stack([each[:count] for each in self._probs], axis=1)
+        missing = self._num_probs - len(self._probs)
+        return jnp.stack([*self._probs, *self._probs[-1:] * missing], axis=1)
 
 
 @jax.jit

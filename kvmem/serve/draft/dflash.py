@@ -82,7 +82,7 @@ class DFlashProposer(OnVirtualIds, Forgetful):
         bucket = self._block(self._target.buckets.decode(len(feeds), longest))
         (logits,) = self._virtual.run(feeds, bucket, None, None)
         rows = logits.reshape(bucket.rows, self.num_drafted, -1)
-        choose = chain.Chooser(chain.keys_of(sequences), wants_probs=False)
+        choose = chain.Chooser(chain.keys_of(sequences))
         chosen = [choose(rows[:, place], place) for place in range(max(most))]
         return chain.proposal_of(chain.chains_of(*zip(*chosen, strict=True), most))
 
@@ -91,6 +91,7 @@ class DFlashProposer(OnVirtualIds, Forgetful):
         before = sum(self._stepper.num_traces.values())
         for each in self._target.buckets.all():
             rows = jnp.zeros((each.rows, each.tokens, self._hidden), jnp.float32)
+            rows = from_the_left(rows, np.zeros(each.rows, np.int32))
             kept = Bucket(each.rows, each.tokens, each.pages, logits=0)
             self._virtual.run((), kept, None, rows)
             if each.tokens == 1:

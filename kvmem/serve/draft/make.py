@@ -21,7 +21,7 @@ from kvmem.serve.draft.ngram import NGram
 from kvmem.serve.draft.own_pages import paid_for
 from kvmem.serve.draft.protocol import Draft
 from kvmem.serve.draft.two_engine import TwoEngine
-from kvmem.speculative import SpecPlan
+from kvmem.speculative import SpecPlan, draft_pool
 
 __all__ = ["draft_of"]
 
@@ -81,8 +81,10 @@ def draft_of(
         return FrozenKV(layers, plan.num_drafted, plan.width)
     if plan.algorithm == "two_engine":
         small = small or cut.first_layers(model, layers)
-        nbytes = solved.draft_pages * solved.draft_page_nbytes
-        paid = paid_for(groups, nbytes, Topology(plan.tp, plan.dcp), order)
+        topology = Topology(plan.tp, plan.dcp)
+        num_vpages = solved.draft_pages // plan.dcp  # of the target, which it follows
+        nbytes = draft_pool(plan, groups, num_vpages, topology, order).nbytes
+        paid = paid_for(groups, nbytes, topology, order)
         return TwoEngine(
             small, tuple(groups), paid, plan.num_drafted, acceptance=acceptance
         )

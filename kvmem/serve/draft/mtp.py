@@ -175,6 +175,9 @@ class MTPProposer(Forgetful):
         hidden = self._zeros.shape[0]
         for each in target.buckets.all():
             rows = jnp.zeros((each.rows, each.tokens, hidden), jnp.float32)
+            none = np.zeros(each.rows, np.int32)
+            tips = jnp.zeros((each.rows, hidden), jnp.float32)
+            rows = _before(from_the_left(rows, none), tips, none.astype(bool))
             reading = Bucket(each.rows, each.tokens, each.pages, logits=0)
             self._compute((), reading, None, rows)
             if each.tokens == 1:

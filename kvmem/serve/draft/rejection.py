@@ -18,10 +18,10 @@ import numpy as np
 from kvmem import errors
 from kvmem.serve import sampler
 from kvmem.serve.draft.accept import accept_sampled
-from kvmem.serve.request import Sequence
+from kvmem.serve.request import SamplingParams, Sequence
 from kvmem.serve.work import Row
 
-__all__ = ["Proposed", "runs_of"]
+__all__ = ["Proposed", "runs_of", "warm_up"]
 
 
 class Proposed(NamedTuple):
@@ -65,6 +65,20 @@ def runs_of(
     taken, after, wrong = (np.asarray(each) for each in found)
     _require_sound(rows, wrong)
     return {at: (*row.drafts[: taken[at]], int(after[at])) for at, row in rows.items()}
+
+
+def warm_up(rows: int, probs: jax.Array) -> None:
+    """Compile what judges a step of `rows` rows whose tokens are drawn from
+    f32[N, k, V]."""
+    _, width, vocab = probs.shape
+    none = np.zeros(rows, np.int32)
+    keys = [sampler.RowKey(SamplingParams(), 0, 0)] * rows
+    packed = sampler.pack_rows(keys, rows)
+    logits = jnp.zeros((rows, width + 1, vocab), jnp.float32)
+    target, draft = _aligned(logits, probs, none, none, width)
+    target = sampler.probabilities(target, packed)
+    ids = np.zeros((rows, width), np.int32)
+    accept_sampled(target, draft, ids, none, packed.keys)
 
 
 @jax.jit

@@ -28,6 +28,7 @@ from kvmem.serve.draft.chain import Chain, chains_of
 from kvmem.serve.draft.wipe import slots_of
 from kvmem.serve.step import Stepper
 from kvmem.serve.work import Chains, Feed
+from kvmem.speculative.capacity import attention_rows
 
 __all__ = ["Mover", "draw"]
 
@@ -58,7 +59,8 @@ def draw(
     pool, logits = stepper(pool, stepper.pack(feeds, bucket))
     first, wrong = _likeliest(logits, width)
     steps, faults = [first.reshape(-1)], [jnp.repeat(wrong, width)]
-    bucket = bucket._replace(rows=bucket.rows * width, chains=width)
+    rows = attention_rows(bucket.rows, width)
+    bucket = bucket._replace(rows=rows, chains=width)
     for step in range(1, max(lengths)):
         reading = [
             Feed(

@@ -23,13 +23,15 @@ from kvmem import errors, settings
 from kvmem.budget import PoolPages
 from kvmem.geometry import LifecycleGroup, Term, followers
 from kvmem.model.loaded import LoadedModel
+from kvmem.serve import sampler
 from kvmem.serve.buckets import Bucket, declare
-from kvmem.serve.draft import chain
+from kvmem.serve.draft import chain, rejection
 from kvmem.serve.draft.own_pages import Mine, OwnPages
 from kvmem.serve.draft.protocol import Forgetful, Proposal, Target
-from kvmem.serve.request import Sequence
+from kvmem.serve.request import SamplingParams, Sequence
 from kvmem.serve.step import Stepper
 from kvmem.serve.work import Feed
+from kvmem.speculative.capacity import proposable
 
 __all__ = ["TwoEngine"]
 
@@ -137,14 +139,16 @@ class TwoEngineProposer(Forgetful):
             found[at] = each.tokens if each.is_sound else ()
             faults |= {} if each.is_sound else {at: chain.NO_NUMBERS}
         if probs is not None:
-            where = np.zeros(len(sequences), np.int32)
-            where[[at for at, *_ in reading]] = np.arange(len(reading))
-            probs = jnp.take(probs, where, axis=0)
+            probs = self._of_asked(probs, [at for at, *_ in reading])
         return Proposal(tuple(found), probs, faults)
 
     def forget(self, sequence: Sequence) -> None:
         """Give the draft's pages of a sequence back."""
         self.pages.forget(sequence)
+
+    def clear(self) -> int:
+        """Drop what the draft's prefix cache has; return the pages freed."""
+        return self.pages.clear()
 
     def known(self, sequence: Sequence) -> int | None:
         """Return how many tokens of a sequence the draft has read; None: it has no
@@ -181,13 +185,17 @@ class TwoEngineProposer(Forgetful):
         return dict(self._stepper.num_traces)
 
     def warm_up(self) -> int:
-        """Compile every declared bucket, and those of two tokens a row."""
+        """Compile every declared bucket, those of two tokens a row, and what judges
+        drafted tokens by their probabilities."""
         before = sum(self._stepper.num_traces.values())
         buckets = self._buckets.all()
         pairs = {each._replace(tokens=_LAG) for each in buckets if each.tokens == 1}
         for bucket in (*buckets, *sorted(pairs)):
             batch = self._stepper.pack((), bucket)
-            self.pages.pool, _ = self._stepper(self.pages.pool, batch)
+            self.pages.pool, logits = self._stepper(self.pages.pool, batch)
+        if self._by_rejection:
+            for rows in self._buckets.batches:
+                self._warm_up_rejection(jnp.zeros((rows, logits.shape[-1])))
         return sum(self._stepper.num_traces.values()) - before
 
     def objections(self) -> tuple[str, ...]:
@@ -201,10 +209,9 @@ class TwoEngineProposer(Forgetful):
     def _ready(self, sequence: Sequence, most: int) -> tuple[Mine | None, int]:
         """Read a sequence up to its last tokens; return for how many there is room."""
         length = len(sequence.tokens)
-        # All drawn tokens but the last are fed, behind those known.
-        count = min(most, self._longest - length + 1)
+        count = proposable(most, length, known=self._longest)
         mine = self.pages.settled(sequence)
-        if count <= 0:
+        if not count:
             self._warn()
             return mine, 0
         if mine is None or not self._catch_up(sequence, mine):
@@ -253,7 +260,7 @@ class TwoEngineProposer(Forgetful):
             [count for *_, count in rows],
             chain.keys_of([sequence for sequence, *_ in rows]),
             first,
-            self._by_rejection,
+            self.num_drafted * self._by_rejection,
         )
         for (sequence, mine, _), feed, each in zip(rows, feeds, chains, strict=True):
             self.pages.passed(mine, feed.tokens)
@@ -263,6 +270,20 @@ class TwoEngineProposer(Forgetful):
 
     def _bucket(self, rows: int, length: int) -> Bucket:
         return self._buckets.decode(rows, length)
+
+    def _warm_up_rejection(self, logits: jax.Array) -> None:
+        """Compile what draws by f32[S, V] logits and judges what was drawn."""
+        keys = [sampler.RowKey(SamplingParams(temperature=1.0), 0, 0)]
+        choose = chain.Chooser(keys, self.num_drafted)
+        choose(logits, 0)
+        rejection.warm_up(logits.shape[0], self._of_asked(choose.probs, ()))
+
+    def _of_asked(self, probs: jax.Array, asked: ListLike[int]) -> jax.Array:
+        """Return rows of probabilities by the place of who asked, in one shape for any
+        number of them."""
+        where = np.zeros(self._buckets.batches[-1], np.int32)
+        where[list(asked)] = np.arange(len(asked))
+        return jnp.take(probs, where, axis=0)
 
     def _warn(self) -> None:
         """Say once that texts outgrow the draft."""

@@ -25,6 +25,7 @@ from kvmem.serve.draft.wipe import Wiper
 from kvmem.serve.request import Sequence
 from kvmem.serve.scheduler import Scheduler
 from kvmem.serve.work import Row, Work
+from kvmem.speculative.capacity import proposable
 
 __all__ = ["Settled", "Verifier"]
 
@@ -148,8 +149,9 @@ class Verifier:
         if not sequence.output_ids:
             return 0
         length, width = len(sequence.tokens), self.proposer.width
-        left = min(sequence.max_length - 1 - length, (self._capacity - length) // width)
-        most = min(self.proposer.num_drafted, left * width)
+        drafted, longest = self.proposer.num_drafted, sequence.max_length
+        most = proposable(drafted, length, longest=longest, width=width)
+        most = min(most, (self._capacity - length) // width * width)
         if self._table.has_states and self._scheduler.prefix_cache:
             most = min(most, -len(sequence.tokens) % self._table.page_size)
         return max(0, most)

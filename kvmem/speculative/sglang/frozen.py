@@ -37,7 +37,7 @@ class Route(NamedTuple):
 
 def route(plan: SpecPlan) -> Route:
     """Return how a frozen draft attends: a chain as its runner does, a tree by ours."""
-    sequences = capacity.attention_rows(plan)
+    sequences = capacity.attention_rows(plan.max_batch, plan.width)
     if plan.is_linear:
         return Route(None, False, sequences)
     return Route(plan.backends.of_draft, True, sequences)
