@@ -290,8 +290,8 @@ def put_in(me, content="my tea?"):
         (lambda text: text, "my tea?"),
         (lambda text: f"[10:00 UTC] {text}", "[10:00 UTC] my tea?"),
         (lambda text: f"{text} [end]", "my tea? [end]"),
-        (lambda text: f"<memories>\n- x\n</memories> {text}",
-         "<memories>\n- x\n</memories> my tea?"),
+        (lambda text: f"{text[len('my tea?'):]} {text}",
+         "\n\n<memories>\n- Ann takes her tea green.\n</memories> my tea?"),
         (lambda text: [{"type": "text", "text": text}], "my tea?"),
     ],
 )  # fmt: skip
