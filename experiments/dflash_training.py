@@ -27,7 +27,7 @@ def begun(target: LoadedModel, layers: int = 1) -> LoadedModel:
     A mask begins as the mean of all embeddings.
 
     Raises:
-        IncompatiblePlan: a target whose layers differ.
+        IncompatiblePlan: a target without attention.
     """
     spec, skipped = dflash.spec_of(target.spec, layers), target.spec.layers - layers
     dtype = target.params["model.norm.weight"].dtype

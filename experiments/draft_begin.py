@@ -36,7 +36,7 @@ def begun(
         layers: of the draft.
 
     Raises:
-        IncompatiblePlan: a target whose layers differ.
+        IncompatiblePlan: a target without attention.
     """
     spec = mtp.spec_of(target.spec, layers)
     last, params = target.spec.layers, {}

@@ -29,6 +29,7 @@ from kvmem import errors
 from kvmem.model.decoder import Decoder
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.rotate import angles
+from kvmem.model.spec import ModelSpec
 
 __all__ = ["Lessons", "Writing", "read", "room"]
 
@@ -103,8 +104,10 @@ def read(
     Raises:
         ConfigError: a prompt that leaves no room, or a folder with texts of another
             model, of other prompts, or written otherwise.
+        IncompatiblePlan: a model whose layers differ.
     """
     room(prompts, writing.length)
+    _require_alike(model)
     folder.mkdir(parents=True, exist_ok=True)
     writer, found = None, []
     for first in range(0, len(prompts), writing.batch):
@@ -116,6 +119,17 @@ def read(
             print(f"{first + len(some)} of {len(prompts)} texts")
         found.append(_load(path, asked))
     return Lessons(*map(np.concatenate, zip(*found, strict=True)))
+
+
+def _require_alike(model: LoadedModel) -> None:
+    if not isinstance(model.spec, ModelSpec):
+        raise errors.IncompatiblePlan(
+            errors.say(
+                f"texts that {model.source} writes",
+                "the writer keeps keys and values of layers that are all alike",
+                "Train draft layers for a model of the Llama family",
+            )
+        )
 
 
 def _asked(model: LoadedModel, prompts: _Prompts, writing: Writing, first: int) -> str:

@@ -61,7 +61,8 @@ class Config(RunConfig):
         answered: of the questions held out, how many are answered so.
         least: tokens a step that are wanted there.
         seed: of texts, of batches, and of the first weights of a block draft.
-        folder: where texts, checkpoints and layers go.
+        folder: where checkpoints and layers go.
+        texts: where texts are kept, for drafts of every kind; None: in `folder`.
     """
 
     model: ModelConfig
@@ -90,6 +91,7 @@ class Config(RunConfig):
     least: float = 1.0
     seed: int = 0
     folder: str = "runs/train_draft"
+    texts: str | None = None
 
     def __post_init__(self):
         faults = [
@@ -134,9 +136,8 @@ def lessons_of(config: Config, loaded: LoadedModel, prompts: _Prompts) -> Lesson
         seed=config.seed,
         dtype=config.dtype,
     )
-    return draft_texts.read(
-        loaded, prompts, writing, pathlib.Path(config.folder) / "texts"
-    )
+    kept = config.texts or pathlib.Path(config.folder) / "texts"
+    return draft_texts.read(loaded, prompts, writing, pathlib.Path(kept))
 
 
 def run(config: Config) -> Iterator[Record]:

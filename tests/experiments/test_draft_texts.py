@@ -8,9 +8,26 @@ import pytest
 
 from experiments import draft_texts
 from experiments.draft_texts import Writing
-from kvmem import errors
+from kvmem import errors, settings
 from kvmem.model.decoder import Decoder
+from kvmem.model.hybrid.spec import HybridSpec
 
+_SIZES = {
+    "vocab_size": 257,
+    "max_position_embeddings": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "full_attention_interval": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+}
 PROMPTS = [[5, 9, 2, 77], [5, 9, 31, 8, 60, 12]] * 2
 
 
@@ -76,6 +93,13 @@ def test_texts_of_something_else_are_not_read(tiny_model, written, changed):
         writing = dataclasses.replace(writing, **changed)
     with pytest.raises(errors.ConfigError, match=r"000000\.npz: .*other prompts"):
         draft_texts.read(tiny_model[1], prompts, writing, folder)
+
+
+def test_a_model_whose_layers_differ_writes_no_texts(tiny_model, tmp_path):
+    facts = settings.Table({"model_type": "qwen3_next", **_SIZES})
+    hybrid = dataclasses.replace(tiny_model[1], spec=HybridSpec("tiny hybrid", facts))
+    with pytest.raises(errors.IncompatiblePlan, match="layers that are all alike"):
+        draft_texts.read(hybrid, PROMPTS, Writing(length=14), tmp_path)
 
 
 def test_a_prompt_leaves_room_for_an_answer():
