@@ -16,7 +16,7 @@ help:
 	@echo 'make demo        write a conversation at TP=3, continue it at TP=1 and TP=9'
 	@echo 'make test        the tests (minutes)'
 	@echo 'make test-all    the tests with the long ones; experiments/records/test_all.json'
-	@echo 'make test-floor  the tests on the oldest jax that kvmem supports'
+	@echo 'make test-floor  the tests on the oldest jax that kvmem supports, compiled as users do'
 	@echo 'make test-kernels  compile every GPU kernel for an H200, on both jax, without one'
 	@echo 'make lint        ruff check and ruff format --check'
 	@echo 'make venv        only the set-up, in .venv/'
@@ -34,7 +34,7 @@ test-all: venv
 
 test-floor:
 	@.ci/make_venv .venvs/floor $(FLOOR)
-	.venvs/floor/bin/python $(PYTEST)
+	.venvs/floor/bin/python $(PYTEST) --optimised
 
 venv-kernels:
 	@.ci/make_venv .venvs/cuda $(CUDA)
