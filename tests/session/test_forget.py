@@ -202,18 +202,23 @@ def test_words_that_another_item_says_too_stay_where_it_says_them(me, spread):
     assert holders(me.store.root) == []
 
 
-def test_a_changed_memory_that_damage_kept_is_forgotten_when_it_is_mended(me, spread):
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_changed_memory_that_damage_kept_is_forgotten_when_it_is_mended(
+    me, spread, is_taken
+):
     CHANGES["moved twice"](me.items)
     path = me.session("s").place.file(f"history/archive_001/{LOG}")
     before = damage(path)
     with pytest.raises(CorruptPage):
         me.forget("memories/cellar")
     path.write_bytes(before)
-    me.items.put("memories/tea", "another item's words")  # where it stood before
+    if is_taken:
+        me.items.put("memories/tea", "another item's words")  # where it stood before
     assert me.forget("memories/cellar") == ()
     me.store.close()
     assert holders(me.store.root) == []
-    assert "memories/tea" in me.session("s").ledger()
+    assert ("memories/tea" in me.session("s").ledger()) == is_taken
+    me.store.close()
 
 
 def test_an_item_that_was_moved_is_not_taken_out_of_messages_by_a_retry(me, spread):
