@@ -2,7 +2,7 @@
 
 The law: as many as can be are matched, and of equal ways the one whose places in the
 new history are first. A row of the table of lengths is one integer, a bit for each
-mark of the old history, so that a history of thousands takes milliseconds (Hyyr\u00f6,
+mark of the old history, so that a history of thousands takes milliseconds (Hyyrö,
 "Bit-parallel LCS-length computation revisited", 2004).
 
     matched("abc", "xbcb")  # {1, 2}
