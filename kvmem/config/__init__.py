@@ -290,7 +290,9 @@ class Config:
 
     def _unserved_groups(self) -> list[tuple[str, str, str]]:
         """Return what is asked for several groups and served for one only."""
-        joint = place(self.spec_plan(), self.groups(), self.draft_groups()).joint
+        is_idle = self.draft is not None and self.speculative.algorithm is None
+        drafts = () if is_idle else self.draft_groups()  # refused, and not looked for
+        joint = place(self.spec_plan(), self.groups(), drafts).joint
         names = ", ".join(group.name for group in joint)
         if names == "full":
             return []

@@ -171,7 +171,18 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
         nbytes = geometry.envelope.build(group, topology, 0, order).nbytes
         limits = [budget.limit("memory", pages * nbytes)]
         joint = (group, *(draft.groups if draft is not None else ()))
-        solved = budget.solve(joint, topology, limits, order=order, kind=kind)
+        followers = getattr(draft, "draft_groups", ())
+        if followers:  # in pages of their own, beside as many of the target
+            limits = []
+        solved = budget.solve(
+            joint,
+            topology,
+            limits,
+            order=order,
+            kind=kind,
+            max_pages=pages if followers else None,
+            draft=followers,
+        )
         config = {"max_batch": 4, "max_length": 128, "prefill_chunk": 16}
         config |= {"batches": (4,), "chunks": (16,), **serve}
         return engines.Engine(
