@@ -171,9 +171,9 @@ def engine(tiny_model, shared_steps, monkeypatch, request):
         nbytes = geometry.envelope.build(group, topology, 0, order).nbytes
         limits = [budget.limit("memory", pages * nbytes)]
         joint = (group, *(draft.groups if draft is not None else ()))
-        followers = getattr(draft, "draft_groups", ())
-        if followers:  # in pages of their own, beside as many of the target
-            limits = []
+        followers = ()
+        if isinstance(draft, virtual.VirtualDraft):  # beside as many of the target
+            followers, limits = draft.draft_groups, []
         solved = budget.solve(
             joint,
             topology,
