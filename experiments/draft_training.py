@@ -27,6 +27,7 @@ from experiments.draft_texts import Lessons
 from kvmem.geometry import Topology
 from kvmem.model import draft_spec, mtp
 from kvmem.model.decoder import Decoder
+from kvmem.model.draft_spec import ARRAYS_OF_TARGET
 from kvmem.model.loaded import LoadedModel
 from kvmem.model.mtp_decoder import MtpDecoder
 from kvmem.model.ops import rms_norm
@@ -34,7 +35,6 @@ from kvmem.model.partitions import partition_of
 
 __all__ = ["Learning", "Pass", "State", "Trainer"]
 
-_OF_TARGET = ("embed", "norm", "lm_head")
 _NAMES = {
     "input_norm": "input_layernorm.weight",
     "out": "self_attn.o_proj.weight",
@@ -130,7 +130,7 @@ class Trainer:
         place = np.full(target.spec.vocab, -1, np.int32)
         place[self.words] = np.arange(len(self.words))
         own = self._partition.rank_params(draft.params, 0)
-        shared = {name: own[name] for name in _OF_TARGET if name in own}
+        shared = {name: own[name] for name in ARRAYS_OF_TARGET if name in own}
         fixed = jax.device_put(_Fixed(shared, self.words, place))
         step = jax.jit(self._advance, static_argnames="depth")
         self._step = functools.partial(step, fixed)
@@ -139,7 +139,7 @@ class Trainer:
     def start(self, draft: LoadedModel | None = None) -> State:
         """Return the state before the first step, of other layers if some are given."""
         own = self._partition.rank_params((draft or self._first).params, 0)
-        own = {n: jnp.asarray(x) for n, x in own.items() if n not in _OF_TARGET}
+        own = {n: jnp.asarray(x) for n, x in own.items() if n not in ARRAYS_OF_TARGET}
         return State(own, self._optimizer.init(own))
 
     def step(self, state: State, lessons: Lessons, number: int) -> tuple[State, float]:

@@ -177,15 +177,16 @@ class Conversation:
         span = Span(seq, prompt.reply_start, len(tokens))
         rows = len(tokens) - 1  # the last token was returned and never fed
         made = Chain(self._facts, tokens, rows, (*prompt.spans, span))
-        is_told = [True]
+        is_told = True
 
         def is_stale() -> bool:
-            is_told[0] = self._tells(prompt.spans, system_uris)
-            return not is_told[0]
+            nonlocal is_told
+            is_told = self._tells(prompt.spans, system_uris)
+            return not is_told
 
         with contextlib.suppress(Conflict):  # the other's is as good: KV is a cache
             self.session.chains.put(self.actor, made.encode(), generation, is_stale)
-        return is_told[0]
+        return is_told
 
     def saved(self, found: Resume, output: Output) -> float | None:
         """Return the seconds that prefilling what a turn reused would have taken."""

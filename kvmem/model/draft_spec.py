@@ -32,8 +32,10 @@ from kvmem.model.loaded import LoadedModel
 from kvmem.model.partition import Partition
 from kvmem.model.spec import ModelSpec
 
-__all__ = ["WORDS", "DraftPartition", "DraftSpec", "completed", "drawn", "spec_of"]
+__all__ = ["ARRAYS_OF_TARGET", "WORDS", "DraftPartition", "DraftSpec", "completed"]
+__all__ += ["drawn", "spec_of"]
 
+ARRAYS_OF_TARGET = ("embed", "norm", "lm_head")  # of a rank, by their names there
 WORDS = "draft.words"  # names the ids that may be proposed, beside the tensors
 
 _STD = 0.02  # of drawn weights
@@ -92,7 +94,7 @@ class DraftPartition(Partition):
         return sum(
             math.prod(shape)
             for name, shape in self.shapes().items()
-            if name not in ("embed", "norm", "lm_head")
+            if name not in ARRAYS_OF_TARGET
         )
 
     def rank_params(

@@ -56,10 +56,8 @@ def logits(
     out = linear(x, head)
     if not padded:
         return out
-    rows = head[...]
-    ids = first_id(rows.shape[0], axis_name) + jnp.arange(
-        rows.shape[0], dtype=jnp.int32
-    )
+    count = head[...].shape[0]
+    ids = first_id(count, axis_name) + jnp.arange(count, dtype=jnp.int32)
     return jnp.where((ids < vocab)[None, None], out, -jnp.inf)
 
 

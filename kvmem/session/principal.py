@@ -23,6 +23,7 @@ from kvmem.session import (
     forget,
     forgetting,
     ids,
+    late,
     marks,
     place,
     recall,
@@ -112,8 +113,7 @@ class Principal:
         memory = forget.Memory(uri, *self._traces(uri), actor)
         memory = forgetting.begun(self.store, self.owner, memory)
         is_alone = not self.store.on_forget  # nobody here frees pages
-        root, io = self.store.root, self.store.io
-        noted = unnamed.noted(root, io) if is_alone else contextlib.nullcontext()
+        noted = unnamed.noted(self.store.root, self.store.io, is_alone)
         with forget.Faults() as faults, noted:
             found = faults.kept(self.items.forget, uri, actor=actor)
             self.store.late.note(self.owner, found or (), memory.digests)
@@ -264,9 +264,8 @@ class Principal:
         is noted, for the next forgetting of that uri.
         """
         entries = {entry.uri: entry for entry in found.entries}
-        gone_of = getattr(self.store.retriever, "gone", None)
         try:
-            gone = gone_of(self, list(entries)) if gone_of and entries else ()
+            gone = late.gone(self, entries)
         except Exception as error:  # whatever a retriever may raise: nobody knows
             gone, reason = entries, f"what was forgotten cannot be asked: {error!r}"
             found = dataclasses.replace(found, status="unavailable", reason=reason)

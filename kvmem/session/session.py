@@ -188,8 +188,7 @@ class Session:
             for hook in hooks:
                 hook(self, named)
             is_left = bool(named) and not hooks  # pages, with nobody to free them
-            nothing = contextlib.nullcontext()
-            with unnamed.noted(place.root, place.io) if is_left else nothing:
+            with unnamed.noted(place.root, place.io, is_left):
                 materialise.remove(place)
 
     def recalled(self, asked: Ask, search: SearchFn) -> Recall:

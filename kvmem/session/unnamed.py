@@ -7,7 +7,7 @@ chain names, that of turns which others were taking included. The law: the file 
 durably, before the first manifest goes, in case that nothing after it is done, and
 again when the last one is gone. It holds nothing but what tells it from the one before.
 
-    with unnamed.noted(store.root, store.io):
+    with unnamed.noted(store.root, store.io, is_alone=True):
         ...                              # manifests go
     unnamed.last(store.root, store.io)   # b"" if that never happened
 """
@@ -24,11 +24,19 @@ _FILE = ".unnamed"
 
 
 @contextlib.contextmanager
-def noted(root: Path, io: OsIO) -> Iterator[None]:
-    """Say durably that the block takes the last name of pages away."""
-    _note(root, io)
+def noted(root: Path, io: OsIO, is_alone: bool) -> Iterator[None]:
+    """Say durably that the block takes the last name of pages away.
+
+    Args:
+        root: of the store.
+        io: its files.
+        is_alone: nobody here frees the pages; else nothing is noted.
+    """
+    if is_alone:
+        _note(root, io)
     yield
-    _note(root, io)
+    if is_alone:
+        _note(root, io)
 
 
 def last(root: Path, io: OsIO) -> bytes:

@@ -1,6 +1,7 @@
 """Builders of this room's tests: sessions and tiny engines over one page store."""
 
 import contextlib
+import dataclasses
 import functools
 
 import pytest
@@ -92,3 +93,16 @@ def start(make_engine, root):
         return made, sessions.principal("lab", user)
 
     return start
+
+
+@pytest.fixture
+def asking(start, short):
+    """Return `asking(...)`: conversations, their principal, and a talk that recalls."""
+
+    def asking(**options):
+        conversations, me = start()
+        me.remember("tea at ten", "memories/tea")
+        options = dataclasses.replace(short, memories=1, **options)
+        return conversations, me, conversations.open(me.session("s"), options=options)
+
+    return asking

@@ -157,19 +157,6 @@ def test_an_engine_without_a_store_has_no_conversations(start, make_engine):
         Conversations(engine, conversations.sessions)
 
 
-@pytest.fixture
-def asking(start, short):
-    """Return `asking(...)`: conversations, their principal, and a talk that recalls."""
-
-    def asking(**options):
-        conversations, me = start()
-        me.remember(TEA, "memories/tea")
-        options = dataclasses.replace(short, memories=1, **options)
-        return conversations, me, conversations.open(me.session("s"), options=options)
-
-    return asking
-
-
 @pytest.mark.parametrize("uri", ["memories", "memories/tea"])
 @pytest.mark.parametrize("placement", ["tail", "system"])
 def test_what_was_moved_or_lay_in_a_folder_is_forgotten_where_it_was_told(

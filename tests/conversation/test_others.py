@@ -18,19 +18,6 @@ def holding(root, needle: bytes) -> list:
 
 
 @pytest.fixture
-def asking(start, short):
-    """Return `asking(...)`: conversations, their principal, and a talk that recalls."""
-
-    def asking(**options):
-        conversations, me = start()
-        me.remember(TEA, "memories/tea")
-        options = dataclasses.replace(short, memories=1, **options)
-        return conversations, me, conversations.open(me.session("s"), options=options)
-
-    return asking
-
-
-@pytest.fixture
 def elsewhere(root):
     """The principal in a store that has no conversations, as the HTTP service's."""
     return SessionStore.open(root).principal("lab", "ann")

@@ -8,26 +8,9 @@ import pytest
 
 from experiments import draft_texts
 from experiments.draft_texts import Writing
-from kvmem import errors, settings
+from kvmem import config, errors
 from kvmem.model.decoder import Decoder
-from kvmem.model.hybrid.spec import HybridSpec
 
-_SIZES = {
-    "vocab_size": 257,
-    "max_position_embeddings": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "full_attention_interval": 2,
-    "head_dim": 16,
-    "linear_num_key_heads": 4,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4,
-}
 PROMPTS = [[5, 9, 2, 77], [5, 9, 31, 8, 60, 12]] * 2
 
 
@@ -95,9 +78,10 @@ def test_texts_of_something_else_are_not_read(tiny_model, written, changed):
         draft_texts.read(tiny_model[1], prompts, writing, folder)
 
 
-def test_a_model_whose_layers_differ_writes_no_texts(tiny_model, tmp_path):
-    facts = settings.Table({"model_type": "qwen3_next", **_SIZES})
-    hybrid = dataclasses.replace(tiny_model[1], spec=HybridSpec("tiny hybrid", facts))
+def test_a_model_whose_layers_differ_writes_no_texts(tiny_model, repo_root, tmp_path):
+    path = repo_root / "configs" / "models" / "qwen3_next_tiny.toml"
+    spec = config.load(path, (), {}).spec
+    hybrid = dataclasses.replace(tiny_model[1], spec=spec)
     with pytest.raises(errors.IncompatiblePlan, match="layers that are all alike"):
         draft_texts.read(hybrid, PROMPTS, Writing(length=14), tmp_path)
 

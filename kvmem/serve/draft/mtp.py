@@ -104,8 +104,8 @@ class MTPProposer(Forgetful):
 
     def _draw(self, sequences: ListLike[Sequence], most: ListLike[int]) -> Proposal:
         """Propose for sequences whose last rows are at hand."""
-        ends = map(len, (s.tokens for s in sequences))
-        longest = max(map(sum, zip(ends, most, strict=True))) - 1
+        rows = zip(sequences, most, strict=True)
+        longest = max(len(s.tokens) + count for s, count in rows) - 1
         bucket = self._bucket(len(sequences), longest)
         tokens = np.zeros((bucket.rows, 1), np.int32)
         tokens[: len(sequences), 0] = [s.tokens[-1] for s in sequences]
